@@ -77,8 +77,7 @@ class Manifest:
             problems.append(f"labels must be 0 … {len(self.classes) - 1}, each of at least one image")
         if odd := sorted(set(np.unique(self.splits).tolist()) - set(SPLITS)):
             problems.append(f"split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
-        if problems:
-            raise UserError(f"{self.name}: {problems[0]}")
+        refuse_first(problems, self.name)
         for field in dataclasses.fields(self):
             if isinstance(column := getattr(self, field.name), np.ndarray):
                 column = column.copy()  # the caller's array stays writable
@@ -313,3 +312,9 @@ def by_ending(names: Iterable[str]) -> str:
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(dict.fromkeys(names))}
+
+
+def refuse_first(problems: Iterable[str], of: str = "") -> None:
+    """Raise UserError with the first of some problems, if there is any."""
+    if (problem := next(iter(problems), None)) is not None:
+        raise UserError(f"{of}: {problem}" if of else problem)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from aurank.data.checks.negatives import mined_neighbours, read_negatives
+from aurank.data.manifest import refuse_first
 from aurank.errors import UserError
 from aurank.ranges import Range
 
@@ -45,8 +46,7 @@ class Sampler(ABC):
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if problem := next(self.problems(), None):
-            raise UserError(problem)
+        refuse_first(self.problems())
 
     def problems(self) -> Iterator[str]:
         """Yield what makes batches of these arguments impossible; the first is raised as a UserError."""

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 
 from aurank.arrays import load_arrays
 from aurank.data.dataset import Batch, ImageDataset, Key
-from aurank.data.manifest import Manifest
+from aurank.data.manifest import Manifest, refuse_first
 from aurank.data.readers.values import number_groups
 from aurank.data.shards import INDEX, read_shards
 from aurank.data.sources import ImageSource
@@ -76,8 +76,7 @@ def read_arrays(path: Path, **columns: Path | None) -> dict[str, Any]:
             if name not in arrays and len(arrays) != 1:
                 raise UserError(f"{file} holds {', '.join(arrays) or 'nothing'}; expected one array, or {name!r}")
             content[name] = arrays.get(name, next(iter(arrays.values())))
-    if problem := next(_problems(content), None):
-        raise UserError(f"{path}: {problem}")
+    refuse_first(_problems(content), str(path))
     count = len(content["embeddings"])
     usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
     content = {**usual, **dict.fromkeys(_FLAGS, np.ones(count, dtype=bool)), **content}

@@ -17,6 +17,7 @@ from jaxtyping import Int64
 from aurank.arrays import Arrays, Rows
 from aurank.embedding.embedded import Embedded
 from aurank.embedding.index_folder import GalleryRecord, Ids, NewImages, Table, measured_recall
+from aurank.embedding.locations import require_overwrite
 from aurank.embedding.stored.trained_model import made_by
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Neighbours, SearchIndex, blocks, check_rows, drop_own, load_rows
@@ -84,9 +85,8 @@ class CollectionRows(SearchIndex):
         embedded_by = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
         gallery._describe_by({**about, "model": embedded_by})
         _index(about["factory"])  # a wrong index raises before images are embedded
-        if gallery._call("has_collection") and gallery._read_record()["complete"] and not overwrite:
-            remedy = "add images with aurank index add, or replace it with --overwrite"
-            raise UserError(f"{address} holds an index already: {remedy}")
+        if gallery._call("has_collection") and gallery._read_record()["complete"]:
+            require_overwrite(address, overwrite=overwrite)
         return gallery
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:

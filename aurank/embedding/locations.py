@@ -73,8 +73,13 @@ def require_usable(out: Path, resume: bool) -> None:
 
 def require_index_folder(out: Path, *, overwrite: bool) -> None:
     names = [path.name for path in out.iterdir()] if out.is_dir() else []
-    if ABOUT in names and not overwrite:
-        remedy = "add images with aurank index add, or replace it with --overwrite"
-        raise UserError(f"--out {out} holds an index already: {remedy}")
-    if ABOUT not in names and not all(name.startswith((".", "rows-", "model-")) for name in names):
+    if ABOUT in names:
+        require_overwrite(f"--out {out}", overwrite=overwrite)
+    elif not all(name.startswith((".", "rows-", "model-")) for name in names):
         raise UserError(f"--out {out} holds other files: name a new folder")
+
+
+def require_overwrite(location: str, *, overwrite: bool) -> None:
+    if not overwrite:
+        remedy = "add images with aurank index add, or replace it with --overwrite"
+        raise UserError(f"{location} holds an index already: {remedy}")

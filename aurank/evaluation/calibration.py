@@ -206,14 +206,14 @@ def calibrate(
     threshold, negatives = None, scores.num_negatives
     if aim == "precision" or rate * negatives >= 1:
         threshold = lowest_threshold(scores, aim, rate)
-    if threshold is None and precision is not None:
-        best, score = best_precision(scores)
-        raise UserError(f"no threshold has a precision of {precision}: the highest is {best:.4f}, at {score:.4f}")
     if threshold is None:
-        raise UserError(
-            f"no threshold has a false-match rate of {false_match_rate}: one of {negatives:,} negative pairs is "
-            f"{1 / max(negatives, 1):.2g}, and more may score as high as the highest positive; allow a higher rate"
+        reason = (
+            f"one of {negatives:,} negative pairs is {1 / max(negatives, 1):.2g}, and more may score as high as the "
+            "highest positive; allow a higher rate"
         )
+        if aim == "precision":
+            reason = "the highest is {:.4f}, at {:.4f}".format(*best_precision(scores))
+        raise UserError(f"no threshold has {aim}={float(rate)}: {reason}")
     threshold = shortest_equal(scores, threshold)
     matching = scores.positive_query[np.searchsorted(scores.positives, threshold) :]
     right, wrong = np.bincount(matching, minlength=len(scores.positives_each)), scores.negatives_by_query(threshold)

@@ -139,9 +139,7 @@ def as_matrix(values: Arrays, *, side: str) -> Embeddings:
         is_real = not embeddings.is_complex() and embeddings.layout == torch.strided
     else:  # bfloat16 and its kin come from the ml_dtypes package, under a kind of their own
         is_real = getattr(kind, "kind", "O") in "fiub" or str(kind).startswith(("bfloat", "float"))
-    if len(shape) == 2 and 0 in shape:
-        raise UserError(f"the {side} embeddings have no {'rows' if shape[0] == 0 else 'columns'} (shape {shape})")
-    if len(shape) != 2 or not is_real:
+    if len(shape) != 2 or 0 in shape or not is_real:
         content = f"the {side} embeddings have type {kind} and shape {shape}"
         raise UserError(f"{content}: give a dense matrix of real numbers, a row for each item")
     return embeddings
@@ -162,13 +160,14 @@ def integers_of(values: Integers, name: str, *shape: int | None, remedy: str) ->
         array = as_array(values, name)
     except ValueError:  # nested lists of unequal length
         array = np.asarray(values, dtype=np.object_)
-    if array.size and (array.dtype.kind not in "iu" or int(array.max()) > np.iinfo(np.int64).max):
-        remedy = "give integers, as by np.unique(…, return_inverse=True)[1], and leave out rows that lack one"
-        raise UserError(f"the {name} are {array.dtype}: {remedy}")
-    if array.ndim != len(shape) or any(
-        size not in (None, length) for size, length in zip(shape, array.shape, strict=True)
-    ):
-        raise UserError(f"the {name} have shape {array.shape}: {remedy}")
+    is_integer = not array.size or (array.dtype.kind in "iu" and int(array.max()) <= np.iinfo(np.int64).max)
+    fits = array.ndim == len(shape) and all(
+        size in (None, length) for size, length in zip(shape, array.shape, strict=True)
+    )
+    if not is_integer or not fits:
+        integers = "give integers, as by np.unique(…, return_inverse=True)[1], and leave out rows that lack one"
+        fault = f"have shape {array.shape}: {remedy}" if is_integer else f"are {array.dtype}: {integers}"
+        raise UserError(f"the {name} {fault}")
     return array.astype(np.int64)
 
 

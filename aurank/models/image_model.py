@@ -242,11 +242,15 @@ class ModelImages(ImageDataset):
         )
 
 
-def as_embeddings(output: Any, count: int) -> np.ndarray:
+def require_vectors(output: Any, count: int) -> Tensor:
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != count:
         returned = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"the model returned {returned} for {count} images; expected a tensor [{count}, dim]")
-    return output.float().cpu().numpy()
+    return output
+
+
+def as_embeddings(output: Any, count: int) -> np.ndarray:
+    return require_vectors(output, count).float().cpu().numpy()
 
 
 def to_picture(pixels: np.ndarray) -> Image.Image:

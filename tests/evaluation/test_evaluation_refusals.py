@@ -126,7 +126,7 @@ REFUSED: dict[str, list[tuple[Callable[[], Any], str]]] = {
         (lambda: calibrate(PROBLEM, false_match_rate=1.0), "rate 1.0"),
         (lambda: calibrate(PROBLEM, false_match_rate=1e-7), "3,480 negative pairs is 0.00029"),
         (lambda: calibrate(RetrievalProblem(POORLY, [0, 0, 1, 1]), precision=0.9), "0.9: .* 0.4000, at 0.8"),
-        (lambda: calibrate(RetrievalProblem(POORLY, [0, 0, 1, 1]), false_match_rate=0.13), "rate of 0.13"),
+        (lambda: calibrate(RetrievalProblem(POORLY, [0, 0, 1, 1]), false_match_rate=0.13), "rate=0.13"),
         (lambda: calibrate(RetrievalProblem(POORLY, [0, 1, 2, 3]), precision=0.9), "no query has a positive"),
     ],
     "index": [

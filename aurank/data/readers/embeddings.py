@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aurank.data.manifest import Manifest, build_manifest
+from aurank.data.manifest import Manifest, build_manifest, refuse_first
 from aurank.data.readers.values import number_groups, read_label, require_filled
-from aurank.errors import UserError
 from aurank.files import reading
 
 _BLOCK = 4096  # rows that are looked at at once
@@ -48,8 +47,7 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
                     f"{path}, and embed it again or leave it out"
                 )
 
-    if problem := next(problems(), None):
-        raise UserError(f"{path}: {problem}")
+    refuse_first(problems(), str(path))
     names = content["classes"].tolist() if "classes" in content else []
     labels_of = [read_label(label, f"{path}, row {row}", names) for row, label in enumerate(content["labels"].tolist())]
     require_filled("label", [f"{path}, row {row}" for row, label in enumerate(labels_of) if not label])

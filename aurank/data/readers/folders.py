@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from aurank.data.decode import IMAGE_SUFFIXES
-from aurank.data.manifest import SPLITS, Manifest, build_manifest, by_ending, first_seen
+from aurank.data.manifest import SPLITS, Manifest, build_manifest, by_ending, first_seen, refuse_first
 from aurank.data.sources import ArraySource, ImageSource, open_source
 from aurank.errors import UserError
 
@@ -38,18 +38,16 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
         is_class = folder not in ("", *read) and (not has_splits or (top in SPLITS and folder != top))
         if is_class and (_TYPES.guess_type(name)[0] or "image/").startswith("image/"):
             lost.setdefault(folder, []).append(name)
-    problem = ""
-    if lost:
-        folder, files = next(iter(lost.items()))
-        problem = (
-            f"no file of the folder {folder!r} in {source.where} is read ({by_ending(files)}), so its class would be "
-            "lost; convert its pictures, such as to PNG, or move it away"
-        )
-    elif "" in labels:
+    problems = [
+        f"no file of the folder {folder!r} in {source.where} is read ({by_ending(files)}), so its class would be lost; "
+        "convert its pictures, such as to PNG, or move it away"
+        for folder, files in lost.items()
+    ]
+    if "" in labels:
         image = names[labels.index("")]
-        problem = f"image {image!r} in {source.where} is in no class folder; expected CLASS/{image.split('/')[-1]}"
-    if problem:
-        raise UserError(problem)
+        expected = f"expected CLASS/{image.split('/')[-1]}"
+        problems.append(f"image {image!r} in {source.where} is in no class folder; {expected}")
+    refuse_first(problems)
     drawn = draw_splits(labels, test_fraction, seed)
     splits = [name.split("/")[0] for name in names] if has_splits else drawn
     name = Path(source.where).resolve().stem

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from aurank.data.manifest import Manifest, build_manifest
+from aurank.data.manifest import Manifest, build_manifest, refuse_first
 from aurank.data.sources import ImageSource, open_source
 from aurank.errors import UserError
 from aurank.files import reading
@@ -63,8 +63,7 @@ def read_mat(source: ImageSource, file: str, name: str) -> list[Any]:
 def build_listed(
     name: str, source: ImageSource, rows: Sequence[Row], *, one_label: bool = True, outside: bool = False, **more: Any
 ) -> Manifest:
-    if problem := next(_problems(source, rows, one_label=one_label, outside=outside), None):
-        raise UserError(problem)
+    refuse_first(_problems(source, rows, one_label=one_label, outside=outside))
     columns: dict[str, Any] = {}
     if any(row.super_label is not None for row in rows):
         columns["super_labels"] = [-1 if row.super_label is None else row.super_label for row in rows]

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from aurank.errors import UserError
+from aurank.data.manifest import refuse_first
 from aurank.files import reading
 from aurank.lazy import import_library
 from aurank.models.adapters.loading import building, describe_adapter
@@ -65,8 +65,8 @@ def wrong_names(
 
 
 def require_known(name: str, options: Mapping[str, Any], *, of: str, **more: Collection[str]) -> None:
-    for option, complaint in wrong_names(name, options, **more).items():
-        raise UserError(f"{of}: {f'{option}: ' * bool(option)}{complaint}")
+    wrong = wrong_names(name, options, **more).items()
+    refuse_first((f"{option}: {complaint}" if option else complaint for option, complaint in wrong), of)
 
 
 def timm_model(name: str, model_id: str, options: Options, allow_code: bool) -> ImageModel:

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.errors import UserError
 from aurank.models.adapters.names import TOWERS, is_tower, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
 from aurank.models.adapters.timm import by_channel, timm_crop, timm_look
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
 from aurank.models.adapters.weights import read_look
+from aurank.models.image_model import require_vectors
 
 _TOWERS = {"open_clip": open_clip_tower, "transformers": transformers_tower}
 _LOOKS = {"open_clip": open_clip_look, "transformers": transformers_look}
@@ -74,8 +74,7 @@ def preprocessing(
 
 def freeze_unused(module: nn.Module, inputs: Tensor) -> Tensor:
     output: Tensor = module(inputs)
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        raise UserError("the model gives something else than one vector for each image; use another one")
+    require_vectors(output, len(inputs))
     if not torch.is_grad_enabled():
         return output
     output.sum().backward()  # type: ignore[no-untyped-call]
