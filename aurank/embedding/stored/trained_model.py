@@ -205,7 +205,7 @@ def _backbone_weights(config: Config, base: ImageModel, name: str) -> dict[str, 
     """Return the weights of the network of a configuration; UserError unless it gives what the model gives."""
     encoder = build_encoder(config.model, channels=config.data.channels, load=False).eval()
     network, module = network_of(encoder.backbone), base.module.eval()
-    network.load_state_dict(fit_tensors(network.state_dict(), module.state_dict()).tensors, strict=False)
+    network.load_state_dict(fit_tensors(network.state_dict(), module.state_dict())[0], strict=False)
     shape = (2, config.data.channels, *build_transform(config.data, train=False).size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

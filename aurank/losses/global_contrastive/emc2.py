@@ -298,6 +298,6 @@ class EMC2Loss(KeyedLoss):
         return super().prepared(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        repulsion = self.chains(pairs, self.distance, reencode=self.reencode, write=writes(self))
+        repulsion: Tensor = self.chains(pairs, self.distance, reencode=self.reencode, write=writes(self))
         difference = repulsion - attraction(pairs)
         return difference / self.chains.temperature if self.chains.official else difference
