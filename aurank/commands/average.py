@@ -2,11 +2,11 @@
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from aurank.config.load import config_difference
 from aurank.embedding.locations import BEST, resolve_checkpoint
@@ -68,44 +68,33 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         if reasons:
             remedy = "name trainings of one network that see images and texts alike"
             raise UserError(f"{names[0]} and {name} cannot be averaged: {'; '.join(reasons)}; {remedy}")
-        for part, cosine in _cosines(states[0], states[-1]).items():
-            # No embedding depends on a projection that is discarded.
-            if cosine < _ALIKE and not (part == "projections" and config.model.discard_head):
+        matrices = [key for key, value in states[0].items() if value.is_floating_point() and value.ndim > 1]
+        for part, is_head in (("backbones", False), ("projections", True)):
+            keys = [key for key in matrices if key.startswith(HEADS) == is_head]
+            if not keys or (is_head and config.model.discard_head):  # no embedding depends on what is discarded
+                continue
+            first, last = (parameters_to_vector(state[key] for key in keys) for state in (states[0], states[-1]))
+            if (cosine := torch.cosine_similarity(first, last, dim=0).item()) < _ALIKE:
                 reason = f"the {part} of {names[0]} and {name} have a cosine of {cosine:.2f}"
                 remedy = "begin all at one network (model.weights, model.init_from)"
                 warnings.warn(f"{reason}: their average is usually ruined; {remedy}", AurankWarning, stacklevel=2)
         parent = {"name": name, "config": checkpoint["config"], "step": checkpoint["progress"].get("step")}
         parents.append(parent | {key: checkpoint[key] for key in (AVERAGE_OF,) if key in checkpoint})
-    first = checkpoints[0]
-    is_same = all(checkpoint["manifest"] == first["manifest"] for checkpoint in checkpoints)
+    means = {}
+    for key, value in states[0].items():
+        mean = torch.stack([state[key].double() for state in states]).mean(dim=0)
+        means[key] = mean.to(value.dtype) if value.is_floating_point() else value.clone()
+    manifest, data, tokeniser = (checkpoints[0][key] for key in ("manifest", "data", "tokeniser"))
+    is_same = all(checkpoint["manifest"] == manifest for checkpoint in checkpoints)
     content = {
         "config": configs[0].model_dump(mode="json"),
-        "manifest": first["manifest"] if is_same else "",
-        "data": first["data"] if is_same else None,
+        "manifest": manifest if is_same else "",
+        "data": data if is_same else None,
         "progress": {},
-        "tokeniser": first["tokeniser"],
-        "encoder": mean_weights(states),
+        "tokeniser": tokeniser,
+        "encoder": means,
         "average": None,
         AVERAGE_OF: parents,
     }
     save_checkpoint(out / BEST, content)
     return out / BEST
-
-
-def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    means = {}
-    for name, first in states[0].items():
-        mean = torch.stack([state[name].double() for state in states]).mean(dim=0)
-        means[name] = mean.to(first.dtype) if first.is_floating_point() else first.clone()
-    return means
-
-
-def _cosines(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, float]:
-    matrices = [name for name, value in first.items() if value.is_floating_point() and value.ndim > 1]
-    heads = [name for name in matrices if name.startswith(HEADS)]
-    cosines = {}
-    for part, names in (("backbones", [name for name in matrices if name not in heads]), ("projections", heads)):
-        if names:
-            left, right = (torch.cat([state[name].flatten() for name in names]) for state in (first, second))
-            cosines[part] = torch.cosine_similarity(left, right, dim=0).item()
-    return cosines

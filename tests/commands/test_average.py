@@ -15,7 +15,6 @@ from torch import Tensor
 
 import aurank
 from aurank.commands import evaluate_model, evaluate_pairs, export_model
-from aurank.commands.average import mean_weights
 from aurank.embedding import ImageSelection
 from aurank.embedding.build import build_encoder, with_preprocessing
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
@@ -72,25 +71,31 @@ def embeddings(module: torch.nn.Module, images: Tensor = IMAGES) -> Tensor:
     return found
 
 
-def test_the_mean_is_that_of_a_plain_loop_rounded_once() -> None:
+def mean_of(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean by hand, of float32 weights."""
+    return {
+        name: (sum(state[name].double() for state in states) / len(states)).to(value.dtype)
+        if value.is_floating_point()
+        else value
+        for name, value in states[0].items()
+    }
+
+
+def test_the_mean_is_rounded_once_and_counters_are_the_first_models(two: list[Path], tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
-    states = [
-        {
-            "weight": torch.randn(3, 4, generator=random),
-            "half": (100 * torch.randn(50, generator=random)).half(),
-            "same": torch.full((5,), 0.1),
-            "count": torch.tensor(place),
-        }
-        for place in (7, 8, 9)
-    ]
-    found = mean_weights(states)
-    for name in ("weight", "half"):
-        for at in np.ndindex(*states[0][name].shape):
-            exact = sum(float(state[name][at]) for state in states) / 3
-            assert found[name][at] == torch.tensor(exact, dtype=torch.float64).to(found[name].dtype)
+    states = []
+    for folder, count in zip(two, (7, 9), strict=True):
+        with changing(folder) as content:
+            half = (100 * torch.randn(50, generator=random)).half()
+            content["encoder"] |= {"half": half, "same": torch.full((5,), 0.1), "count": torch.tensor(count)}
+            states.append(content["encoder"])
+    found = load_checkpoint(aurank.average_models(two, tmp_path / "average"))["encoder"]
+    for at in range(50):
+        exact = sum(float(state["half"][at]) for state in states) / 2
+        assert found["half"][at] == torch.tensor(exact, dtype=torch.float64).half()
     assert found["same"].equal(states[0]["same"])
     assert int(found["count"]) == 7
-    assert [value.dtype for value in found.values()] == [value.dtype for value in states[0].values()]
+    assert [value.dtype for value in found.values()] == [states[0][name].dtype for name in found]
 
 
 def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two: list[Path], tmp_path: Path) -> None:
@@ -117,7 +122,7 @@ def test_the_moving_average_is_taken_where_there_is_one(two: list[Path], tmp_pat
     with changing(two[0]) as content:
         content["average"] = {"updates": 5, "values": moved(content["encoder"], 9)}
     found = load_checkpoint(aurank.average_models(two, tmp_path / "average"))
-    expected = mean_weights([content["average"]["values"], weights(two[1])])
+    expected = mean_of([content["average"]["values"], weights(two[1])])
     assert all(found["encoder"][name].equal(value) for name, value in expected.items())
     assert found["average"] is None
 
@@ -137,7 +142,7 @@ def test_two_towers_are_averaged_as_one(tmp_path: Path) -> None:
         save_checkpoint(runs[-1] / "best.safetensors", {**content, "encoder": moved(trainer.model.state_dict(), seed)})
     best = aurank.average_models(runs, tmp_path / "average")
     model, *_ = aurank.load_pairs(best)
-    expected = mean_weights([weights(run) for run in runs])
+    expected = mean_of([weights(run) for run in runs])
     assert all(value.equal(expected[name]) for name, value in model.state_dict().items())
     notes = evaluate_pairs(f"aurank:{best}").two_way["all"].image_to_text.notes
     assert any(f"average of {runs[0]} (seed 3), {runs[1]} (seed 4)" in note for note in notes)
