@@ -54,13 +54,12 @@ class ProbeResult:
         return {name: stdev(values) for name, values in self.per_seed.items() if len(values) > 1}
 
     def __str__(self) -> str:
-        lines, spread = [self.protocol], self.spread
-        for name, value in self.metrics.items():
-            lines.append(f"{name:<4}  {value:.4f}" + (f" ± {spread[name]:.4f}" if spread else ""))
+        spread = {name: f" ± {value:.4f}" for name, value in self.spread.items()}
+        lines = [f"{name:<4}  {value:.4f}{spread.get(name, '')}" for name, value in self.metrics.items()]
         counts = f"{self.num_test:,} test rows, {self.num_train:,} training rows, {self.num_classes:,} classes"
         seeds = f", seeds {', '.join(map(str, self.seeds))}" if self.seeds else ""
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
-        return "\n".join([*lines, f"{counts}; {self.design}{seeds}", settings, *self.notes])
+        return "\n".join([self.protocol, *lines, f"{counts}; {self.design}{seeds}", settings, *self.notes])
 
     def save(self, path: Path | str) -> None:
         """Write the result as one JSON file, whole or not at all."""
@@ -115,13 +114,7 @@ def probe(
     k: int = NEIGHBOURS,
     seeds: Sequence[int] | None = None,
 ) -> ProbeResult:
-    """Return how well the embeddings classify, as accuracies by the names of docs/metrics.md.
-
-    "knn" votes: each of the k nearest training rows by cosine has weight exp(cosine / 0.07). "linear_probe" fits a
-    multinomial logistic regression on columns that are standardised over the training rows; its loss is the mean
-    cross-entropy plus strength / 2 · ‖weights‖². A fifth of each class's training rows, drawn by the seed, chooses the
-    strength with the best top-1 from 10, 1, … 10⁻⁵, of equals the strongest; all training rows are then fitted with it.
-    Classes that tie with the right one count as ahead of it.
+    """Return how well the embeddings classify, as accuracies; docs/metrics.md defines both protocols and the names.
 
     Args:
         embeddings, labels: [row, dim] and integers [row]. They train, and `test`, `test_labels` test; without these,
@@ -145,37 +138,39 @@ def probe(
     if (test is None) != (test_labels is None):
         raise UserError("test and test_labels go together: give both, or neither to probe within the one set")
     distance = "cosine" if protocol == "knn" else "euclidean"
-    trained = as_matrix(embeddings, side="training")
-    tested = trained if test is None else as_matrix(test, side="test")
-    for side, rows in (("training", trained), ("test", tested)):
-        check_rows(rows, side=side, distance=distance)
-    numbers = integer_array(labels, name="label", rows=len(trained), side="training")
-    test_numbers = numbers
-    if test_labels is not None:
-        test_numbers = integer_array(test_labels, name="label", rows=len(tested), side="test")
+    sides = []
+    for side, rows, classes in (("training", embeddings, labels), ("test", test, test_labels)):
+        if rows is not None and classes is not None:
+            matrix = as_matrix(rows, side=side)
+            check_rows(matrix, side=side, distance=distance)
+            sides.append((matrix, integer_array(classes, name="label", rows=len(matrix), side=side)))
+    (trained, numbers), (tested, test_numbers) = sides[0], sides[-1]
     draws, notes = split_labels(numbers, None if test is None else test_numbers, seeds=seeds)
     names = np.unique(numbers[draws[0][1]])  # every draw trains on all classes
     per_seed: dict[str, list[float]] = {}
     settings: dict[str, Any] = {"strength": []} if protocol == "linear_probe" else {"k": min(k, len(draws[0][1]))}
     for seed, train, test_rows in draws:
         features = load_rows(trained, train, "euclidean").astype(np.float64)
-        classes = np.searchsorted(names, numbers[train])
+        targets = np.searchsorted(names, numbers[train])
         if protocol == "knn":
             from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
 
-            vote: Any = {"metric": "cosine", "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE)}
-            voters = {depth: KNeighborsClassifier(min(depth, len(train)), **vote) for depth in (k, 1)}
-            models: dict[int, Any] = {depth: each.fit(features, classes) for depth, each in voters.items()}
-            first = {"top1": k, "top5": k, "1nn": 1}
+            vote: dict[str, Any] = {
+                "metric": "cosine",
+                "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE),
+            }
+            voters = (KNeighborsClassifier(min(depth, len(train)), **vote) for depth in (k, 1))
+            models = [voter.fit(features, targets) for voter in voters]
         else:
-            models, first = {0: _strength_search(features, classes, seed)}, {"top1": 0, "top5": 0}
+            models = [_strength_search(features, targets, seed)]
             settings["strength"].append(STRENGTHS[models[0].best_index_])
         features = load_rows(tested, test_rows, "euclidean").astype(np.float64)
         right = np.searchsorted(names, test_numbers[test_rows])[:, None]
-        for name, model in first.items():
-            scores = models[model].predict_proba(features)
+        for model, depths in zip(models, ({"top1": 1, "top5": 5}, {"1nn": 1}), strict=False):
+            scores = model.predict_proba(features)
             rank = (scores >= np.take_along_axis(scores, right, axis=1)).sum(axis=1)
-            per_seed.setdefault(name, []).append(mean((rank <= (5 if name == "top5" else 1)).astype(float).tolist()))
+            for name, depth in depths.items():
+                per_seed.setdefault(name, []).append(mean((rank <= depth).astype(float).tolist()))
     return ProbeResult(
         protocol=protocol,
         design="halves" if test is None else "closed set",
