@@ -1,6 +1,6 @@
 """Embeddings of images: what ``aurank embed`` calls."""
 
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,25 +72,23 @@ def embed_to_folder(
         ...     sorted(path.name for path in out.iterdir())
         ['index.parquet', 'part-00000.npy', 'part-00001.npy']
     """
-    run = running or RunOptions()
-    group, writer = run.group, None
-    if out.suffix:
+    run, is_file = running or RunOptions(), bool(out.suffix)
+    group = run.group
+    if is_file:
         require_writable(out, suffix=".npz")
-        with claimed(out, is_file=True) if group.rank == 0 else nullcontext():
+    elif group.rank == 0:
+        require_folder(out)
+    with claimed(out, is_file=is_file) if group.rank == 0 else nullcontext():
+        if is_file:
             embedded = embed_model(model, images, running=run)
             if group.rank == 0:
                 embedded.save(out)
-        return embedded if group.rank == 0 else None
-    with ExitStack() as stack:
-        if group.rank == 0:
-            require_folder(out)
-            stack.enter_context(claimed(out))
+            return embedded if group.rank == 0 else None
         prepared = prepare_model(model, images or ImageSelection(), run)
         dataset = prepared.dataset
         module, total = prepared.model.module.to(run.torch_device), len(dataset)
         cache = run.open_cache(model, module, prepared.model.description, dataset)
-        if group.rank == 0:
-            writer = ShardWriter(out)
+        writer = ShardWriter(out) if group.rank == 0 else None
         how: dict[str, Any] = {"device": run.torch_device, "bf16": run.bf16, "cache": cache, "group": group}
         sizes = prepared.sizes
         if sizes["batch"] is None:
