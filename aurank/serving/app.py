@@ -80,6 +80,7 @@ def make_app(
     searches = CapacityLimiter(limits.threads + limits.waiting)
     drawings = CapacityLimiter(limits.threads + 8 * limits.waiting)
     page = render("serve.html", title="Search by photo")
+    page_headers = {"content-security-policy": page_policy(page)}
     info = Info(
         images=len(gallery.names),
         classes=len(gallery.classes),
@@ -99,18 +100,15 @@ def make_app(
         docs_url=None,
         redoc_url=None,
         lifespan=_quiet,
-        exception_handlers={
-            HTTPException: _refuse,
-            RequestValidationError: _refuse_values,
-            ValidationError: _refuse_values,
-            Exception: _fail,
-        },
+        exception_handlers=dict.fromkeys(
+            (HTTPException, RequestValidationError, ValidationError, Exception), _answer_error
+        ),
         responses={"default": {"model": dict[str, str], "description": "One line says what is wrong."}},
     )
 
     @app.get("/", include_in_schema=False)
     async def show_page() -> HTMLResponse:
-        return HTMLResponse(page, headers={"content-security-policy": page_policy(page)})
+        return HTMLResponse(page, headers=page_headers)
 
     @app.get("/api/info")
     async def describe() -> Info:
@@ -164,15 +162,12 @@ def admitted(requests: CapacityLimiter) -> Iterator[None]:
 
 
 def page_policy(page: str) -> str:
-    def digests(tag: str) -> str:
-        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
-        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
-        return " ".join(f"'sha256-{text}'" for text in hashes) or "'none'"
-
-    sources = f"script-src {digests('script')}; style-src {digests('style')}; img-src 'self' blob: data:"
+    texts = re.findall(r"<(script|style)>(.*?)</\1>", page, flags=re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for _, text in texts]
+    inline = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
-        f"default-src 'none'; {sources}; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
+        f"default-src 'none'; script-src {inline}; style-src {inline}; img-src 'self' blob: data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 
@@ -188,68 +183,56 @@ def shield(app: ASGIApp, hosts: Sequence[str] | None, token: str | None = None) 
             return await app(scope, receive, send)
 
         headers, answer = Headers(scope=scope), app
-        is_read = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
-
-        async def receive_body() -> Message:
-            nonlocal is_read
-            message = await receive()
-            is_read = is_read or not message.get("more_body", False)
-            return message
+        has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        host = None
+        with suppress(ValueError):  # brackets that do not fit
+            host = urlsplit(f"//{headers.get('host', '')}").hostname
+        kind, _, credentials = headers.get("authorization", "").partition(" ")
+        password = credentials.strip().encode("latin-1")
+        if kind.lower() == "basic":  # what browsers ask for by themselves, and send with pictures too
+            with suppress(binascii.Error):
+                password = base64.b64decode(password).partition(b":")[2]
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 response = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     response.setdefault(name, value)
-                if not is_read:
-                    response["connection"] = "close"  # or the server would go on reading a body that may have no end
+                # Only a search that succeeds has read its body; of another the server would read on, maybe for ever.
+                if has_body and (scope["method"] != "POST" or message["status"] != 200):
+                    response["connection"] = "close"
             await send(message)
 
-        if hosts is not None and _host_name(headers.get("host", "")) not in hosts:
+        if hosts is not None and host not in hosts:
             error = "the request names another host; open the address that aurank serve printed"
             answer = JSONResponse({"error": error}, 403)
         elif scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             answer = JSONResponse({"error": "the request comes from another site"}, 403)
-        elif token is not None and not _has_token(headers.get("authorization", ""), token):
+        elif token is not None and not (
+            kind.lower() in ("basic", "bearer") and hmac.compare_digest(password, token.encode())
+        ):
             error = "send the token of aurank serve: Authorization: Bearer TOKEN, or as the password of any name"
             answer = JSONResponse({"error": error}, 401, {"www-authenticate": 'Basic realm="aurank", charset="UTF-8"'})
-        await answer(scope, receive_body, send_with_headers)
+        await answer(scope, receive, send_with_headers)
 
     return shielded
 
 
-def _has_token(authorization: str, token: str) -> bool:
-    kind, _, credentials = authorization.partition(" ")
-    password = credentials.strip().encode("latin-1")
-    if kind.lower() == "basic":  # what browsers ask for by themselves, and send with pictures too
-        with suppress(binascii.Error):
-            password = base64.b64decode(password).partition(b":")[2]
-    return kind.lower() in ("basic", "bearer") and hmac.compare_digest(password, token.encode())
-
-
-def _host_name(host: str) -> str | None:
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:  # brackets that do not fit
-        return None
-
-
-async def _refuse(request: Request, error: Any) -> Response:
-    texts = {"Not Found": "there is nothing at this address; /openapi.json lists what there is"}
-    texts["Method Not Allowed"] = f"this address does not take {request.method}"
-    return JSONResponse({"error": texts.get(error.detail, error.detail)}, error.status_code, error.headers)
-
-
-async def _refuse_values(request: Request, error: Any) -> Response:
-    first = error.errors()[0]
-    names = [str(name) for name in first["loc"]]
-    source = names.pop(0) if isinstance(error, RequestValidationError) else "body"
-    if first["type"] == "json_invalid":
-        return JSONResponse({"error": f"the body cannot be read: {first['msg']}"}, 400)
-    if source == "path":
-        return JSONResponse({"error": f"{str(first['input'])[:40]!r} is not the row of an image"}, 404)
-    return JSONResponse({"error": ": ".join([*names, first["msg"]])}, 422)
-
-
-async def _fail(request: Request, error: Exception) -> Response:  # whose text may name files
-    return JSONResponse({"error": "the server failed; its terminal says why"}, 500)
+async def _answer_error(request: Request, error: Any) -> Response:
+    headers = None
+    if isinstance(error, HTTPException):
+        texts = {"Not Found": "there is nothing at this address; /openapi.json lists what there is"}
+        texts["Method Not Allowed"] = f"this address does not take {request.method}"
+        status, text, headers = error.status_code, texts.get(error.detail, error.detail), error.headers
+    elif isinstance(error, (RequestValidationError, ValidationError)):
+        first = error.errors()[0]
+        names = [str(name) for name in first["loc"]]
+        source = names.pop(0) if isinstance(error, RequestValidationError) else "body"
+        status, text = 422, ": ".join([*names, first["msg"]])
+        if first["type"] == "json_invalid":
+            status, text = 400, f"the body cannot be read: {first['msg']}"
+        elif source == "path":
+            status, text = 404, f"{str(first['input'])[:40]!r} is not the row of an image"
+    else:  # its text may name files
+        status, text = 500, "the server failed; its terminal says why"
+    return JSONResponse({"error": text}, status, headers)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import PureWindowsPath
 from typing import Annotated
@@ -62,12 +63,13 @@ class Gallery:
         self.names = [public_name(path) for path in images["path"].tolist()]
         self._index_classes = images["class"].tolist()
         self._classes = [_speakable(name) for name in self._index_classes]
-        rows: dict[str, list[int]] = {}
+        self._rows: dict[str, list[int]] = {}
         for row, name in enumerate(self._classes):
             if name:
-                rows.setdefault(name, []).append(row)
-        self._rows = {name: rows[name] for name in sorted(rows, key=_natural)}
-        self.classes: list[ClassSize] = [{"name": name, "images": len(rows[name])} for name in self._rows]
+                self._rows.setdefault(name, []).append(row)
+        # "class 9" comes before "class 10".
+        names = sorted(self._rows, key=lambda name: re.sub("[0-9]+", lambda number: number[0].zfill(18), name))
+        self.classes: list[ClassSize] = [{"name": name, "images": len(self._rows[name])} for name in names]
         model = str(index.about["model"]["name"])
         kind, _, network = model.partition(":")
         if kind != "aurank":  # a run has no options
@@ -76,10 +78,12 @@ class Gallery:
         self.description = index.description.replace(model, self.model, 1)
         self.version = hashlib.sha256(json.dumps(index.about, sort_keys=True).encode()).hexdigest()[:16]
         self._embeddings: dict[bytes, np.ndarray] = {}
-        self.picture = lru_cache(_PICTURES)(self._picture)
+        self._thumbnail = lru_cache(_PICTURES)(
+            lambda row: thumbnail(index.read_image(self._ids[row], on_white=True), SIDE)
+        )
 
     def images(self, window: Window) -> ImagePage:
-        rows = range(len(self.names)) if window.class_name is None else self._of_class(window.class_name)
+        rows = self._rows_of(window.class_name)
         images = [self._shown(row) for row in rows[window.offset : window.offset + window.limit]]
         return {"offset": window.offset, "total": len(rows), "images": images}
 
@@ -99,9 +103,9 @@ class Gallery:
             self._embeddings.pop(oldest, None)  # another thread may have been as quick
         return neighbours
 
-    def _picture(self, row: int) -> tuple[str, bytes]:
+    def picture(self, row: int) -> tuple[str, bytes]:
         try:
-            return thumbnail(self.index.read_image(self._ids[row], on_white=True), SIDE)
+            return self._thumbnail(row)
         except UserError:  # its text names the folder
             raise HTTPException(404, f"image {row} ({self.names[row]}) is gone or cannot be decoded") from None
 
@@ -109,19 +113,18 @@ class Gallery:
         if row >= len(self.names):
             raise HTTPException(404, f"there is no image {row}; the gallery has 0 to {len(self.names) - 1}")
 
-    def _of_class(self, name: str) -> list[int]:
+    def _rows_of(self, name: str | None) -> Sequence[int]:
+        if name is None:
+            return range(len(self.names))
         if name not in self._rows:
             raise HTTPException(404, f"there is no class {name[:100]!r}{meant(nearest(name[:100], self._rows))}")
         return self._rows[name]
 
     def _neighbours(self, window: Window, query: int | np.ndarray) -> SearchResult:
-        name, classes, total = window.class_name, None, len(self.names)
-        if name is not None:
-            rows = self._of_class(name)
-            classes, total = [self._index_classes[rows[0]]], len(rows)
-        row = query if isinstance(query, int) else None
-        if row is not None:
-            total -= name in (None, self._classes[row])
+        name, row = window.class_name, query if isinstance(query, int) else None
+        rows = self._rows_of(name)
+        classes = None if name is None else [self._index_classes[rows[0]]]
+        total = len(rows) - (row is not None and name in (None, self._classes[row]))
         depth = max(1, min(DEEPEST, total, window.offset + window.limit))  # an index is never asked for none
         if isinstance(query, int):
             hits = self.index.search_rows([self._ids[query]], depth, classes=classes)[0]
@@ -154,7 +157,3 @@ def public_name(path: str) -> str:
 
 def _speakable(text: str) -> str:  # bytes of a file's name that are no UTF-8 become question marks
     return text.encode("utf-8", "replace").decode()
-
-
-def _natural(name: str) -> list[tuple[int, str]]:  # sorts "class 9" before "class 10"
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,18})", name)]

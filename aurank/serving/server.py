@@ -2,6 +2,7 @@
 
 import gc
 import ipaddress
+import logging
 import multiprocessing
 import os
 import signal
@@ -91,6 +92,7 @@ def serve(
         from uvicorn.config import STARTUP_FAILURE
         from uvicorn.supervisors import Multiprocess
 
+        from aurank.commands import ImageIndex
         from aurank.embedding.collection import is_collection
         from aurank.serving.app import make_app
         from aurank.serving.uploads import Limits
@@ -108,10 +110,11 @@ def serve(
         limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
         # What a browser of this machine calls it.
         hosts = ["localhost", "127.0.0.1", "::1", host.lower()] if is_local else None
-        settings = {"model": model, "roots": list(roots), "device": device or "cpu", "allow_code": allow_code}
-        load = partial(_load_index, folder, settings)
+        load = partial(ImageIndex.open, folder, model=model, roots=list(roots), device=device or "cpu")
+        load = partial(load, allow_code=allow_code, memory_map=True)
         make = partial(make_app, limits=limits, hosts=hosts, token=token)
-        index = load()  # with several workers too: it tells what cannot be read
+        index = load()
+        index.load_model()  # with several workers too: it tells what cannot be read
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
             started(Served(f"http://{shown}:{bound}/", len(index), is_local))
@@ -123,6 +126,9 @@ def serve(
         del index
         gc.collect()  # the index and the model are in the workers
         worker = server_of(partial(_make_in_worker, workers, about, load, make), factory=True, workers=workers)
+        log = logging.getLogger("uvicorn.error")
+        log.setLevel(logging.INFO)  # here, not in the workers
+        log.addFilter(lambda record: record.levelno > logging.INFO or "died" in record.msg)
         supervisor = Multiprocess(worker.config, [listening])
         supervisor.run()
         if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
@@ -134,7 +140,8 @@ def server_of(app: Any, **options: Any) -> "Server":
     from uvicorn import Config, Server
 
     options |= {"timeout_keep_alive": 10, "timeout_graceful_shutdown": 5, "ws": "none", "server_header": False}
-    options |= {"timeout_worker_healthcheck": 10}  # a worker that imports its libraries answers nothing for seconds
+    # A worker that imports its libraries answers nothing for seconds, on a busy machine for many.
+    options |= {"timeout_worker_healthcheck": 30}
     return Server(Config(app, log_level="warning", access_log=False, **options))
 
 
@@ -148,6 +155,7 @@ def _make_in_worker(
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     try:
         index = load()
+        index.load_model()
     except UserError as error:
         raise TypeError(error) from None  # uvicorn logs this one as a line, and ends all workers
     if index.about != about:  # its rows would not be those that the other workers count
@@ -161,14 +169,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _load_index(folder: Path | str, settings: dict[str, Any]) -> "ImageIndex":
-    from aurank.commands import ImageIndex
-
-    index = ImageIndex.open(folder, memory_map=True, **settings)
-    index.load_model()
-    return index
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -240,14 +240,18 @@ def test_workers_share_the_index_are_replaced_and_end_with_their_parent(index: I
         workers = ready_workers(parent.pid)
         assert "index.faiss" not in Path(f"/proc/{parent.pid}/maps").read_text()  # it has let go of it
         if end == signal.SIGTERM:
-            os.kill(int(workers[0]), signal.SIGKILL)
-            workers = ready_workers(parent.pid, workers[:1])
+            ended = workers[0]
+            os.kill(int(ended), signal.SIGKILL)
+            workers = ready_workers(parent.pid, [ended])
         body, kind = json.dumps({"row": 3}), {"content-type": "application/json"}
         answers = [asked(port, "POST", "/api/search", body, kind) for _ in range(8)]
         assert answers[0][0] == 200
         assert all(answer == answers[0] for answer in answers)
         parent.send_signal(end)
         assert parent.wait(30) == (0 if end == signal.SIGTERM else -9)
+        if end == signal.SIGTERM:
+            assert parent.stderr is not None
+            assert f"[{ended}] died" in parent.stderr.readline()
     deadline = time.monotonic() + 30
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline
