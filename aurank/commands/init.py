@@ -34,8 +34,6 @@ LEAST_CLASSES = 6  # to train on three and to measure on three
 HELD_OUT = 0.2  # of the training classes, for validation
 _TRIES = 100  # draws of test classes: the first is taken in which every split has two images of one class
 
-Section = dict[str, Any]
-
 
 def write_first_configuration(
     images: Path | str,
@@ -69,27 +67,26 @@ def write_first_configuration(
         ...     "per_class: 2" in Path(folder, "mine.yaml").read_text()
         True
         >>> said.splitlines()[0]
-        'photos: 16 images of 8 classes, 2 to 2 each, median 2; train 10, test 6'
+        'photos: 16 images of 8 classes, 2 each; train 10, test 6'
     """
     folder, out = Path(images), Path(out)
     require_writable(out, suffix=".yaml")
     require_absent(out, overwrite=overwrite)
     changes = [override for override in overrides if override.startswith("data.")]
+    section: dict[str, Any] = {"name": "folder", "root": str(folder.parent), "params": {"path": folder.name}}
     if folder.suffix in (".csv", ".parquet", ".pq"):
-        section: Section = {"name": "table", "root": str(folder.parent), "params": {"file": folder.name}}
+        section |= {"name": "table", "params": {"file": folder.name}}
     elif folder.is_dir():
-        section = {"name": "folder", "root": str(folder), "params": {}}
-    else:
-        section = {"name": "folder", "root": str(folder.parent), "params": {"path": folder.name}}
+        section |= {"root": str(folder), "params": {}}
     config = read_data_config(section, changes)
-    manifest, section = _read_folders(config) if config.name == "folder" else (read_whole(config), _section(config))
+    manifest, config = _read_folders(config) if config.name == "folder" else (read_whole(config), config)
     if manifest.texts is not None:
         raise UserError(f"{folder} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
-    is_labelled = section["name"] != "unlabelled"
+    is_labelled = config.name != "unlabelled"
     if is_labelled:
         _require_trainable(manifest, folder, config)
     sizes, unreadable = measure_sizes(manifest)
-    values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.join([str(images), *overrides])}
+    values = _choices(manifest, config, sizes, len(unreadable)) | {"images": shlex.join([str(images), *overrides])}
     template = Path(__file__).with_name("first.yaml" if is_labelled else "first_unlabelled.yaml")
     text = Template(template.read_text(encoding="utf-8")).substitute(values)
     if overrides:
@@ -124,30 +121,25 @@ def measure_sizes(manifest: Manifest) -> tuple[Int64[np.ndarray, "image 2"], lis
     return np.array(sizes, np.int64).reshape(-1, 2), unreadable
 
 
-def _section(config: DataConfig) -> Section:
-    return config.model_dump(mode="json", include={"name", "root", "params"})
-
-
-def _read_folders(config: DataConfig) -> tuple[Manifest, Section]:
+def _read_folders(config: DataConfig) -> tuple[Manifest, DataConfig]:
     """Read folders of classes, test classes drawn until every split has two images of one; else images without any."""
-    section, root = _section(config), data_folder(config.root)
-    params = {name: value for name, value in section["params"].items() if name == "path"}
+    root, params = data_folder(config.root), {name: value for name, value in config.params.items() if name == "path"}
     images = READERS["unlabelled"](root, **params)
     manifest = read_whole(config) if any("/" in path for path in images.paths) else images
     if manifest.class_counts.max() < 2:
-        return images, section | {"name": "unlabelled", "params": params}
-    if holds_splits(images.paths, images.source.where) or "test_fraction" in section["params"]:
-        return manifest, section
+        return images, config.model_copy(update={"name": "unlabelled", "params": params})
+    if holds_splits(images.paths, images.source.where) or "test_fraction" in config.params:
+        return manifest, config
     if (count := len(manifest.classes)) < LEAST_CLASSES:
         least = f"to train on some and to measure on others takes {LEAST_CLASSES}: add classes, or measure a published"
         raise UserError(f"{manifest.name} has {count} class{'es' * (count > 1)}; {least} network by aurank evaluate")
-    drawing: Section = {"test_fraction": max(0.3, round(3 / count, 2))}
+    drawing: dict[str, Any] = {"test_fraction": max(0.3, round(3 / count, 2))}
     for seed in range(_TRIES):
         drawing |= {"seed": seed} if seed else {}
         manifest = READERS["folder"](root, **params, **drawing)
         if not _without_pairs(manifest.split_validation(_fraction(manifest), seed=0)):
             break
-    return manifest, section | {"params": section["params"] | drawing}
+    return manifest, config.model_copy(update={"params": config.params | drawing})
 
 
 def _fraction(manifest: Manifest) -> float:
@@ -183,8 +175,13 @@ def _model(file: Path) -> str:
 
 def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:
     counts, splits = manifest.class_counts, [f"{split} {count:,}" for split, count in manifest.split_sizes.items()]
-    of_each = f"{counts.min():,} to {counts.max():,} each, median {np.median(counts):,.0f}; {', '.join(splits)}"
-    of = f" of {len(counts):,} classes, {of_each}" if counts.max() > 1 else ", no folder of which names a class"
+    least, most = counts.min(), counts.max()
+    each = f"{most:,} each" if least == most else f"{least:,} to {most:,} each, median {np.median(counts):,.0f}"
+    of = (
+        f" of {len(counts):,} classes, {each}; {', '.join(splits)}"
+        if most > 1
+        else ", no folder of which names a class"
+    )
     lines = [f"{manifest.name}: {len(manifest):,} images{of}"]
     if len(sizes):
         low, high = np.percentile(sizes.min(axis=1), [5, 95])
@@ -212,8 +209,10 @@ def _shape(sizes: Int64[np.ndarray, "image 2"]) -> tuple[int | list[int], str, s
     return square, "crop", "most images are nearly square"
 
 
-def _choices(manifest: Manifest, section: Section, sizes: Int64[np.ndarray, "image 2"], unreadable: int) -> Section:
-    is_labelled = section["name"] != "unlabelled"
+def _choices(
+    manifest: Manifest, config: DataConfig, sizes: Int64[np.ndarray, "image 2"], unreadable: int
+) -> dict[str, Any]:
+    is_labelled = config.name != "unlabelled"
     fraction = _fraction(manifest) if is_labelled else 0.0
     train = manifest.split_validation(fraction, seed=0).split("train")
     in_fours = train.class_counts[train.class_counts >= 4].sum() * 2 >= len(train)
@@ -227,12 +226,12 @@ def _choices(manifest: Manifest, section: Section, sizes: Int64[np.ndarray, "ima
     if not fraction:
         why = "val/ is there" if "val" in manifest.split_sizes else "best is the last step: there are few classes"
     few = "" if in_fours else f": half of the classes have at most {np.median(train.class_counts):.0f}"
-    divided = "  # classes to measure with, none of them trained on" if "test_fraction" in section["params"] else ""
+    divided = "  # classes to measure with, none of them trained on" if "test_fraction" in config.params else ""
     skip = f"\n  on_error: skip  # {unreadable:,} images cannot be read" if unreadable else ""
     return {
-        "reader": section["name"],
-        "root": json.dumps(section["root"], ensure_ascii=False),
-        "params": json.dumps(section["params"], ensure_ascii=False) + divided,
+        "reader": config.name,
+        "root": json.dumps(str(config.root), ensure_ascii=False),
+        "params": json.dumps(config.params, ensure_ascii=False) + divided,
         "size": size,
         "resize": f"{resize}  # {reason}{skip}",
         "validation": f"{fraction}  # {why}",

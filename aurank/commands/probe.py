@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import PositiveInt
@@ -58,18 +59,14 @@ def probe_model(
     for name in protocols:
         require_one_of(PROTOCOLS, protocol=name)
     kind, file = split_name(model)
-    train = None
     if kind == "embeddings":
         if images.given:
             reason = "saved embeddings bring their own labels"
             raise UserError(f"{images.given[0]} has no use with --model {model}: {reason}")
-        tested, notes = Embedded.load(Path(file), labels), [f"model {model}"]
-        numbers, *_ = numbered(tested.labels, None, name="label")
-        tested = replace(tested, labels=np.asarray(numbers))
+        saved = Embedded.load(Path(file), labels)
+        arrays, notes = [saved.embeddings, numbered(saved.labels, None, name="label")[0]], [f"model {model}"]
     else:
-        tested, train, notes = _embed_sides(prepare_model(model, images, running, labels=labels))
-    sides = [tested] if train is None else [train, tested]
-    arrays = [array for side in sides for array in (side.embeddings, side.labels)]
+        arrays, notes = _embed_sides(prepare_model(model, images, running, labels=labels))
     results = {}
     for name in protocols:
         try:
@@ -86,22 +83,23 @@ def probe_model(
     return results
 
 
-def _embed_sides(prepared: PreparedModel) -> tuple[Embedded, Embedded | None, list[str]]:
+def _embed_sides(prepared: PreparedModel) -> tuple[list[Any], list[str]]:
+    """Return embeddings and labels of the training split, if it has enough of the classes, and of the tested one."""
     tested, training = prepared.dataset.manifest, training_images(prepared)
-    shared = set(tested.classes) & set(() if training is None else training.classes)
-    if len(shared) < CLOSED * len(tested.classes):
-        training = None
-    for manifest in (tested,) if training is None else (tested, training):
+    sides = {"": tested}
+    if training is not None and len({*tested.classes} & {*training.classes}) >= CLOSED * len(tested.classes):
+        sides = {"training: ": training, "test: ": tested}
+    numbers = first_seen([name for manifest in reversed(sides.values()) for name in manifest.classes])
+    labels = []
+    for manifest in sides.values():
         if repeated := repeated_image(manifest):
             raise UserError(f"{repeated}: a probe could train and test on it; list it once")
-    if training is None:
-        split_labels(tested.labels)  # refused before the images are embedded
-        embedded, notes = prepared.embed()
-        return embedded, None, notes
-    numbers = first_seen((*tested.classes, *training.classes))
-    number_of = np.array([numbers[name] for name in training.classes], dtype=np.int64)
-    split_labels(number_of[training.labels], tested.labels)
-    train, train_notes = prepared.embed(training)
-    test, test_notes = prepared.embed()
-    notes = [f"training: {line}" for line in train_notes] + [f"test: {line}" for line in test_notes]
-    return test, replace(train, labels=number_of[train.labels], classes=None), notes
+        number_of = np.array([numbers[name] for name in manifest.classes], np.int64)
+        labels.append(number_of[manifest.labels])
+    split_labels(*labels)  # refused before the images are embedded
+    arrays, notes = list[Any](), list[str]()
+    for (title, manifest), row_labels in zip(sides.items(), labels, strict=True):
+        embedded, about = prepared.embed(manifest)
+        arrays += [embedded.embeddings, row_labels[embedded.ids]]
+        notes += [title + line for line in about]
+    return arrays, notes

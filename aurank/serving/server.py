@@ -92,7 +92,6 @@ def serve(
         from uvicorn.config import STARTUP_FAILURE
         from uvicorn.supervisors import Multiprocess
 
-        from aurank.commands import ImageIndex
         from aurank.embedding.collection import is_collection
         from aurank.serving.app import make_app
         from aurank.serving.uploads import Limits
@@ -110,22 +109,21 @@ def serve(
         limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
         # What a browser of this machine calls it.
         hosts = ["localhost", "127.0.0.1", "::1", host.lower()] if is_local else None
-        load = partial(ImageIndex.open, folder, model=model, roots=list(roots), device=device or "cpu")
-        load = partial(load, allow_code=allow_code, memory_map=True)
-        make = partial(make_app, limits=limits, hosts=hosts, token=token)
-        index = load()
-        index.load_model()  # with several workers too: it tells what cannot be read
+        opening = {"model": model, "roots": list(roots), "device": device or "cpu", "allow_code": allow_code}
+        serving: dict[str, Any] = {"limits": limits, "hosts": hosts, "token": token}
+        index = _load_index(folder, opening)  # with several workers too: it tells what cannot be read
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
             started(Served(f"http://{shown}:{bound}/", len(index), is_local))
         if workers == 1:
             with suppress(KeyboardInterrupt):  # the usual end
-                server_of(make(index)).run([listening])
+                server_of(make_app(index, **serving)).run([listening])
             return
         about = index.about
         del index
         gc.collect()  # the index and the model are in the workers
-        worker = server_of(partial(_make_in_worker, workers, about, load, make), factory=True, workers=workers)
+        make = partial(_make_in_worker, workers, about, folder, opening, serving)
+        worker = server_of(make, factory=True, workers=workers)
         log = logging.getLogger("uvicorn.error")
         log.setLevel(logging.INFO)  # here, not in the workers
         log.addFilter(lambda record: record.levelno > logging.INFO or "died" in record.msg)
@@ -140,27 +138,27 @@ def server_of(app: Any, **options: Any) -> "Server":
     from uvicorn import Config, Server
 
     options |= {"timeout_keep_alive": 10, "timeout_graceful_shutdown": 5, "ws": "none", "server_header": False}
-    # A worker that imports its libraries answers nothing for seconds, on a busy machine for many.
-    options |= {"timeout_worker_healthcheck": 30}
+    options |= {"timeout_worker_healthcheck": 10}  # a worker that imports its libraries answers nothing for seconds
     return Server(Config(app, log_level="warning", access_log=False, **options))
 
 
 def _make_in_worker(
-    count: int, about: dict[str, Any], load: "Callable[[], ImageIndex]", make: "Callable[[ImageIndex], ASGIApp]"
+    count: int, about: dict[str, Any], folder: str | Path, opening: dict[str, Any], serving: dict[str, Any]
 ) -> "ASGIApp":
     import torch
+
+    from aurank.serving.app import make_app
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()  # which the command did in its own process
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     try:
-        index = load()
-        index.load_model()
+        index = _load_index(folder, opening)
     except UserError as error:
         raise TypeError(error) from None  # uvicorn logs this one as a line, and ends all workers
     if index.about != about:  # its rows would not be those that the other workers count
         raise TypeError("the index has changed")
-    return make(index)
+    return make_app(index, **serving)
 
 
 def _end_with_parent() -> None:
@@ -169,6 +167,14 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _load_index(folder: str | Path, opening: dict[str, Any]) -> "ImageIndex":
+    from aurank.commands import ImageIndex
+
+    index = ImageIndex.open(folder, memory_map=True, **opening)
+    index.load_model()
+    return index
 
 
 def listen(host: str, port: int) -> socket.socket:
