@@ -30,9 +30,8 @@ class Pace(NamedTuple):
     channels_last: bool | None = None
 
 
-class Piece(NamedTuple):
-    rows: Int64[np.ndarray, " row"]
-    embeddings: Float32[np.ndarray, "row dim"]
+Piece = tuple[Int64[np.ndarray, " _"], Float32[np.ndarray, "_ _"]]
+"""Rows of a data set, and their embeddings [row, dim]."""
 
 
 def default_cache() -> Path:
@@ -86,15 +85,15 @@ class EmbeddingCache:
                 continue
             try:
                 stored = read_bundle(path, dict[str, Any], _WHAT)
-                piece = Piece(stored["rows"].numpy(), stored["embeddings"].numpy())
+                rows, embeddings = stored["rows"].numpy(), stored["embeddings"].numpy()
             except UserError:
                 path.unlink(missing_ok=True)
                 continue
-            self._extents[path.name] = int(piece.rows[0]), int(piece.rows[-1]) + 1
-            new = missing[piece.rows]
+            self._extents[path.name] = int(rows[0]), int(rows[-1]) + 1
+            new = missing[rows]
             if new.any():
-                pieces.append(Piece(piece.rows[new], piece.embeddings[new]))
-                missing[piece.rows[new]] = False
+                pieces.append((rows[new], embeddings[new]))
+                missing[rows[new]] = False
         if self.say is not None and pieces:
             total, count_read = int(needed.sum()), int((needed & ~missing).sum())
             part = f"{total:,}" if count_read == total else f"{count_read:,} of {total:,}"
@@ -102,8 +101,8 @@ class EmbeddingCache:
         return pieces
 
     def write(self, piece: Piece) -> None:
-        path = self.folder / f"{int(piece.rows[0]):010d}{_SUFFIX}"
-        write_bundle(path, {"rows": piece.rows, "embeddings": piece.embeddings}, _WHAT)
+        rows, embeddings = piece
+        write_bundle(self.folder / f"{int(rows[0]):010d}{_SUFFIX}", {"rows": rows, "embeddings": embeddings}, _WHAT)
 
 
 def weights_sha256(module: nn.Module) -> str:

@@ -88,10 +88,10 @@ def embed(
     """Return embeddings of the images of the data set, or of some rows, in row order; images it skips are left out."""
     chosen = np.zeros(len(dataset), dtype=np.bool_)
     chosen[slice(None) if rows is None else rows] = True
-    piece = embed_rows(model, dataset, chosen, **how)
-    if not len(piece.rows):
+    read, embeddings = embed_rows(model, dataset, chosen, **how)
+    if not len(read):
         raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
-    return described(dataset.manifest, *piece)
+    return described(dataset.manifest, read, embeddings)
 
 
 def embed_rows(
@@ -119,8 +119,8 @@ def embed_rows(
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     pieces = [] if cache is None or group.rank > 0 else cache.read(len(chosen), chosen)
     cached = np.zeros_like(chosen)
-    for piece in pieces:
-        cached[piece.rows] = True
+    for rows, _ in pieces:
+        cached[rows] = True
     missing = chosen & ~group.all_gather(cached)[0]
     if batch is None:
         batch = choose_pace(model, dataset, missing, device=device, bf16=bf16, cache=cache, group=group)
@@ -138,8 +138,8 @@ def embed_rows(
             if not len(ids):
                 continue
             output = model(laid_out(dataset.to_input(images.to(device, non_blocking=True))))
-            new.append(Piece(ids.numpy(), as_embeddings(output, len(ids))))
-            if sum(len(piece.rows) for piece in new) >= least:
+            new.append((ids.numpy(), as_embeddings(output, len(ids))))
+            if sum(len(rows) for rows, _ in new) >= least:
                 pieces.append(_join(new, cache))
                 new = []
             done = min(total, done + len(ids) * group.size)  # estimated: all processes are about as far
@@ -147,10 +147,10 @@ def embed_rows(
                 progress(done, total)
         if new:
             pieces.append(_join(new, cache))
-    gathered = gather_pieces(pieces, chosen, group)
+    read, embeddings = gather_pieces(pieces, chosen, group)
     if group.size > 1:
-        dataset.leave_out(np.setdiff1d(np.flatnonzero(chosen), gathered.rows))  # unreadable in other processes
-    return gathered
+        dataset.leave_out(np.setdiff1d(np.flatnonzero(chosen), read))  # unreadable in other processes
+    return read, embeddings
 
 
 def choose_pace(
@@ -206,10 +206,10 @@ def _read_ahead(loader: BatchLoader) -> Iterator[Batch]:
 
 
 def _join(pieces: Sequence[Piece], cache: EmbeddingCache | None) -> Piece:
-    piece = Piece(*map(np.concatenate, zip(*pieces, strict=True)))
+    rows, embeddings = map(np.concatenate, zip(*pieces, strict=True))
     if cache is not None:
-        cache.write(piece)
-    return piece
+        cache.write((rows, embeddings))
+    return rows, embeddings
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int | None = None, workers: int = 0) -> Embedded:
@@ -222,19 +222,19 @@ def embed_pixels(dataset: ImageDataset, *, batch: int | None = None, workers: in
 
 def gather_pieces(pieces: Sequence[Piece], chosen: np.ndarray, group: ProcessGroup) -> Piece:
     """Return the chosen rows of all pieces of all processes as one, by increasing row, copied once."""
-    rows_here = np.concatenate([np.empty(0, np.int64), *(piece.rows for piece in pieces)])
+    rows_here = np.concatenate([np.empty(0, np.int64), *(each for each, _ in pieces)])
     all_rows = group.concatenate(rows_here[chosen[rows_here]])
     rows = np.sort(all_rows)
-    width = max(group.all_gather(pieces[0].embeddings.shape[1] if pieces else 0))
+    width = max(group.all_gather(pieces[0][1].shape[1] if pieces else 0))
     embeddings = np.empty((len(rows), width), dtype=np.float32)
     if group.size == 1:
-        for piece in pieces:
-            mask = chosen[piece.rows]
-            embeddings[np.searchsorted(rows, piece.rows[mask])] = piece.embeddings[mask]
-        return Piece(rows, embeddings)
-    here = [np.empty((0, width), np.float32), *(piece.embeddings[chosen[piece.rows]] for piece in pieces)]
+        for each, of_each in pieces:
+            mask = chosen[each]
+            embeddings[np.searchsorted(rows, each[mask])] = of_each[mask]
+        return rows, embeddings
+    here = [np.empty((0, width), np.float32), *(of_each[chosen[each]] for each, of_each in pieces)]
     start = 0
     for part in group.parts(torch.from_numpy(np.concatenate(here))):
         embeddings[np.searchsorted(rows, all_rows[start : start + len(part)])] = part.numpy()
         start += len(part)
-    return Piece(rows, embeddings)
+    return rows, embeddings

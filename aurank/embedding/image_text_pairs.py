@@ -94,12 +94,12 @@ def embed_texts(
     try:
         for start in group.shard(range(0, len(texts), batch)):
             part = model.encode_text(model.tokenise(texts[start : start + batch]).to(device)).float().cpu().numpy()
-            pieces.append(Piece(np.arange(start, start + len(part)), part))
+            pieces.append((np.arange(start, start + len(part)), part))
             if progress is not None:
                 progress(min(start + batch * group.size, len(texts)), len(texts))
     finally:
         model.train(training)
-    return gather_pieces(pieces, np.ones(len(texts), dtype=np.bool_), group).embeddings
+    return gather_pieces(pieces, np.ones(len(texts), dtype=np.bool_), group)[1]
 
 
 def texts_of(manifest: Manifest) -> tuple[str, ...]:

@@ -33,7 +33,6 @@ def short_rate(value: float) -> str:
 STEPS = 200  # the curve's recalls, evenly spread; half as many scores are added
 Aim = Literal["precision", "false_match_rate"]
 PerThreshold = Float64[np.ndarray, " threshold"]
-Counts = Int64[np.ndarray, " threshold"]
 DENOMINATOR = 10**9  # the largest of a precision as a fraction, so that counts stay within 64 bits
 
 

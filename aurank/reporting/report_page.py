@@ -64,7 +64,14 @@ def report_page(
         charts[caption] = svg(partial(codes, table=report.codes), caption)
     hub_images = None if lists is None else _hubs(report, lists, pictures)
     table = _classes(report) if "label" in report.per_query else None
-    confused = None if lists is None or table is None else _confused(report, lists)
+    confused: dict[str, Any] | None = None
+    if lists is not None and table is not None:
+        queried, listed, part = confusions(lists, query_names(report), gallery_names(report))
+        if part.size:
+            shade = np.rint(70 * part / max(float(part.max()), 0.01)).astype(int)
+            cells = zip((100 * part).tolist(), shade.tolist(), strict=True)
+            rows = [(name, [*zip(*line, strict=True)]) for name, line in zip(queried.tolist(), cells, strict=True)]
+            confused = {"columns": listed.tolist(), "rows": rows}
     findings: list[dict[str, Any]] = []
     if examined is not None:
         paths, names = examined.paths.astype(np.str_).tolist(), examined.classes.astype(np.str_).tolist()
@@ -125,15 +132,6 @@ def _classes(report: Report) -> dict[str, Any]:
     order = np.argsort(table["mauprc"], kind="stable")[:MOST_CLASSES].tolist()
     rows = [(names[index], *(column[index].item() for column in columns)) for index in order]
     return {"rows": rows, "columns": ["class", "queries", "positives", *shown], "total": len(names)}
-
-
-def _confused(report: Report, lists: NearestRows) -> dict[str, Any] | None:
-    rows, columns, part = confusions(lists, query_names(report), gallery_names(report))
-    if not part.size:
-        return None
-    shade = np.rint(70 * part / max(float(part.max()), 0.01)).astype(int)
-    cells = [list(zip(*line, strict=True)) for line in zip((100 * part).tolist(), shade.tolist(), strict=True)]
-    return {"columns": columns.tolist(), "rows": list(zip(rows.tolist(), cells, strict=True))}
 
 
 def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, Any] | None:

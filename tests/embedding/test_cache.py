@@ -27,7 +27,7 @@ COUNT, DIM = 10, 3
 
 def piece(first: int, last: int) -> Piece:
     rows = np.arange(first, last)
-    return Piece(rows, np.random.default_rng(first).standard_normal((len(rows), DIM)).astype(np.float32))
+    return rows, np.random.default_rng(first).standard_normal((len(rows), DIM)).astype(np.float32)
 
 
 def opened(root: Path, said: list[str] | None = None, **changes: str) -> EmbeddingCache:
@@ -37,8 +37,7 @@ def opened(root: Path, said: list[str] | None = None, **changes: str) -> Embeddi
 
 def same(left: list[Piece], right: list[Piece]) -> bool:
     return len(left) == len(right) and all(
-        np.array_equal(a.rows, b.rows) and np.array_equal(a.embeddings, b.embeddings)
-        for a, b in zip(left, right, strict=True)
+        np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]) for a, b in zip(left, right, strict=True)
     )
 
 
@@ -56,7 +55,7 @@ def test_pieces_are_read_again_bit_for_bit_and_counted(tmp_path: Path) -> None:
         assert opened(tmp_path, said, **{key: "other"}).read(COUNT) == []
     assert said == []
     cache.write(piece(5, 9))  # as another run cuts them
-    assert np.concatenate([found.rows for found in cache.read(COUNT)]).tolist() == list(range(9))
+    assert np.concatenate([rows for rows, _ in cache.read(COUNT)]).tolist() == list(range(9))
 
 
 def test_what_killed_processes_left_in_the_folder_goes_when_it_is_opened(tmp_path: Path) -> None:

@@ -20,11 +20,6 @@ from aurank.ranges import Range
 TABLE_BYTES = {"cpu": 2**24, "gpu": 2**28}
 
 
-def rows_at_a_time(proposals: int, device: torch.device) -> int:
-    limit = TABLE_BYTES["cpu" if device.type == "cpu" else "gpu"]
-    return max(1, limit // (4 * (proposals + 1) * proposals.bit_length()))
-
-
 @torch.no_grad()
 def occupancy(
     scores: Float[Tensor, "chain proposal"],
@@ -144,7 +139,8 @@ class Chains(nn.Module):
             skipped = (pairs.negative & (order <= skipped[:, None])).sum(dim=1)
 
         steps, outside_steps, last = (torch.empty_like(like) for like in (similarity, score, column))
-        size = rows_at_a_time(number, device)
+        room = TABLE_BYTES["cpu" if device.type == "cpu" else "gpu"]
+        size = max(1, room // (4 * (number + 1) * number.bit_length()))
         for rows in (slice(first, first + size) for first in range(0, len(similarity), size)):
             scores, negative = (each[rows].index_select(1, order) for each in (similarity, pairs.negative))
             # float32 whatever the precision of the loss, so that it does not change the numbers

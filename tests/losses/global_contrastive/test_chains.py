@@ -8,7 +8,7 @@ from oracles import chains as oracles_chains
 from torch import Tensor
 
 from aurank.losses.global_contrastive._kept_rows import TaggedTable
-from aurank.losses.global_contrastive.emc2 import TABLE_BYTES, occupancy, rows_at_a_time
+from aurank.losses.global_contrastive.emc2 import occupancy
 
 
 def given(number: int, *, ties: bool, chains: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -73,12 +73,6 @@ def test_one_uniform_proposal_leaves_the_softmax_as_it_is(temperature: float) ->
     torch.testing.assert_close(rest / rest.sum(), (scores / temperature).softmax(dim=0), rtol=0, atol=1e-4)
     balance = (scores / temperature).softmax(dim=0)[:, None] * transition
     torch.testing.assert_close(balance, balance.T, rtol=0, atol=4e-5)
-
-
-def test_chunks_of_chains_are_bounded_in_memory() -> None:
-    for number in (2, 511, 8191, 10**6):
-        tables = 4 * number.bit_length() * (number + 1)
-        assert rows_at_a_time(number, torch.device("cpu")) * tables <= max(TABLE_BYTES["cpu"], tables)
 
 
 def put(table: TaggedTable, index: list[int], tags: list[int], values: list[float]) -> bool:
