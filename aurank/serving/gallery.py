@@ -22,18 +22,13 @@ from aurank.serving.uploads import DEEPEST, PhotoSearch, RowSearch, Window, deco
 SIDE = 256  # pixels of the longer side of a picture
 _PICTURES, _PHOTOS = 2048, 256  # of the last asked for, pictures and embeddings of photos are kept
 
-# Written as calls, for the key "class".
+# Written as a call, for the key "class".
 Shown = TypedDict("Shown", {"row": int, "name": str, "class": str | None})
-Neighbour = TypedDict(
-    "Neighbour",
-    {
-        "row": int,
-        "name": str,
-        "class": str | None,
-        "rank": Annotated[int, Field(description="1 is the nearest, of the class if one was asked for.")],
-        "score": Annotated[float, Field(description="Larger is closer.")],
-    },
-)
+
+
+class Neighbour(Shown):
+    rank: Annotated[int, Field(description="1 is the nearest, of the class if one was asked for.")]
+    score: Annotated[float, Field(description="Larger is closer.")]
 
 
 class ClassSize(TypedDict):
