@@ -56,13 +56,9 @@ def prepare_data(
         short_side = max(side for side in needed if side is not None)
     how = Preparation(short_side, data.channels, data.interpolation)
     manifest, folder = read_whole(data), Path(out).expanduser()
-    source = manifest.source
-    originals = (
-        source.root if isinstance(source, FolderSource) else source.file if isinstance(source, ZipSource) else None
-    )
-    if originals is not None:
-        out_path, source_path = folder.resolve(), originals.resolve()
-        if out_path.is_relative_to(source_path) or source_path.is_relative_to(out_path):
+    if isinstance(source := manifest.source, FolderSource | ZipSource):
+        originals = source.root if isinstance(source, FolderSource) else source.file
+        if folder.resolve().is_relative_to(originals.resolve()) or originals.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"--out {folder}: the originals are in {originals}; name a folder apart from theirs")
     with claimed(folder):
         return prepare_images(

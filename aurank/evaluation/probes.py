@@ -155,10 +155,7 @@ def probe(
         if protocol == "knn":
             from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
 
-            vote: dict[str, Any] = {
-                "metric": "cosine",
-                "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE),
-            }
+            vote: Any = {"metric": "cosine", "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE)}
             voters = (KNeighborsClassifier(min(depth, len(train)), **vote) for depth in (k, 1))
             models = [voter.fit(features, targets) for voter in voters]
         else:
