@@ -86,9 +86,6 @@ def evaluate_pairs(
     kind, location = split_name(model)
     if kind != "aurank":
         raise UserError(f"--model {model}: pairs need both encoders of a run with model.text, aurank:DIR/best")
-    images.find_protocol()
-    if images.protocol is not None:
-        raise UserError(f"{images.given[0]} has no use here: pairs are the rows of a table, --data table:FILE")
     device = running.torch_device
     checkpoint = load_checkpoint(resolve_checkpoint(location))
     saved = read_trained(checkpoint["config"])

@@ -54,10 +54,6 @@ class Info(TypedDict):
     formats: list[str]
 
 
-class ClassList(TypedDict):
-    classes: list[ClassSize]
-
-
 def make_app(
     index: ImageIndex,
     *,
@@ -80,7 +76,14 @@ def make_app(
     searches = CapacityLimiter(limits.threads + limits.waiting)
     drawings = CapacityLimiter(limits.threads + 8 * limits.waiting)
     page = render("serve.html", title="Search by photo")
-    page_headers = {"content-security-policy": page_policy(page)}
+    # The policy of the page names its script and its style by their digests.
+    texts = re.findall(r"<(script|style)>(.*?)</\1>", page, flags=re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for _, text in texts]
+    inline = " ".join(f"'sha256-{digest}'" for digest in digests)
+    policy = (
+        f"default-src 'none'; script-src {inline}; style-src {inline}; img-src 'self' blob: data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
     info = Info(
         images=len(gallery.names),
         classes=len(gallery.classes),
@@ -108,14 +111,14 @@ def make_app(
 
     @app.get("/", include_in_schema=False)
     async def show_page() -> HTMLResponse:
-        return HTMLResponse(page, headers=page_headers)
+        return HTMLResponse(page, headers={"content-security-policy": policy})
 
     @app.get("/api/info")
     async def describe() -> Info:
         return info
 
     @app.get("/api/classes")
-    async def list_classes() -> ClassList:
+    async def list_classes() -> dict[str, list[ClassSize]]:
         return {"classes": gallery.classes}
 
     @app.get("/api/images")
@@ -159,16 +162,6 @@ def admitted(requests: CapacityLimiter) -> Iterator[None]:
         yield
     finally:
         requests.release()
-
-
-def page_policy(page: str) -> str:
-    texts = re.findall(r"<(script|style)>(.*?)</\1>", page, flags=re.DOTALL)
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for _, text in texts]
-    inline = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {inline}; style-src {inline}; img-src 'self' blob: data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
 
 
 def shield(app: ASGIApp, hosts: Sequence[str] | None, token: str | None = None) -> ASGIApp:
