@@ -161,18 +161,12 @@ class PreparedImages:
             )
         positions = self.positions(manifest)
         unreadable = np.flatnonzero((self.records["length"] == 0) & (on_error == "raise"))
+        changed = self.changed(manifest, np.where(np.isin(positions, self._compared), -1, positions))
+        lost = np.flatnonzero(np.isin(positions, unreadable))
         for rows, problem, remedy in (
             (np.flatnonzero(positions < 0), "are not in", ""),
-            (
-                self.changed(manifest, np.where(np.isin(positions, self._compared), -1, positions)),
-                "were changed after they were prepared in",
-                "",
-            ),
-            (
-                np.flatnonzero(np.isin(positions, unreadable)),
-                "could not be read when they were prepared in",
-                ", or set data.on_error=skip",
-            ),
+            (changed, "were changed after they were prepared in", ""),
+            (lost, "could not be read when they were prepared in", ", or set data.on_error=skip"),
         ):
             if len(rows):
                 images = f"{len(rows):,} of {len(manifest):,} images of {manifest.name}"

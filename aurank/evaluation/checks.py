@@ -202,7 +202,7 @@ def faulty_rows(embeddings: Float[Rows, "row dim"]) -> dict[str, Int64[np.ndarra
     return {kind: np.flatnonzero(rows) for kind, rows in faults.items()}
 
 
-def spread(embeddings: Float[Rows, "row dim"], *, seed: int = 0) -> tuple[float, float, Int64[np.ndarray, " silent"]]:
+def spread(embeddings: Float[Rows, "row dim"]) -> tuple[float, float, Int64[np.ndarray, " silent"]]:
     """Return how much of their space embeddings use, measured on at most 20,000 rows, brought to length 1.
 
     Returns:
@@ -213,7 +213,7 @@ def spread(embeddings: Float[Rows, "row dim"], *, seed: int = 0) -> tuple[float,
     """
     chosen = np.arange(len(embeddings))
     if len(chosen) > _SAMPLE:
-        chosen = np.sort(np.random.default_rng(seed).choice(len(chosen), _SAMPLE, replace=False))
+        chosen = np.sort(np.random.default_rng(0).choice(len(chosen), _SAMPLE, replace=False))
     rows = np.asarray(embeddings[chosen], np.float64)
     variance = rows.var(axis=0)  # before lengths are taken off: a dimension of one value would vary with them
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
