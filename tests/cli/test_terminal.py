@@ -1,14 +1,12 @@
 """What is printed holds no control characters, and no line without end."""
 
 import io
-import sys
 import warnings
-from collections.abc import Callable
 
 import pytest
 from rich.table import Table
+from testing.processes import Shell
 
-from aurank import cli
 from aurank.cli import app, drawing
 from aurank.cli.drawing import Terminal, draw_warnings
 from aurank.errors import AurankWarning
@@ -37,14 +35,9 @@ def test_warnings_of_other_libraries_are_escaped(monkeypatch: pytest.MonkeyPatch
     assert shown == [r"from a file: \x1b[2J"]
 
 
-def test_an_argument_with_a_control_character_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["aurank", "--\x1b[31m"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
-    assert capsys.readouterr().err == "error: the argument '--\\x1b[31m' holds a control character; write it without\n"
+def test_an_argument_with_a_control_character_is_refused(aurank: Shell) -> None:
+    said = "error: the argument '--\\x1b[31m' holds a control character; write it without\n"
+    assert aurank("--\x1b[31m") == (2, "", said)
 
 
 def test_warnings_of_other_libraries_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,26 +57,15 @@ def test_one_process_of_several_draws_a_warning(
     assert capsys.readouterr().err == said
 
 
-def run_command(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> int:
-    """Run a command that does `work`; return its exit code."""
-    monkeypatch.setattr(app.commands["ls"], "callback", lambda **_: work())
-    monkeypatch.setattr(sys, "argv", ["aurank", "ls"])
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 @pytest.mark.parametrize(("goes_on", "end"), [(False, ""), (True, "; the same command goes on")])
 def test_an_interrupted_command_ends_with_a_line(
-    goes_on: bool, end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    goes_on: bool, end: str, aurank: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work() -> None:
+    def work(**_: object) -> None:
         with drawing.draw_stages("preparing") as draw:
             draw("embedding", 64, 1216)
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(app.commands["ls"], "callback", work)
     monkeypatch.setattr(app.commands["ls"], "entry", {"goes_on": goes_on})
-    assert run_command(monkeypatch, work) == 130
-    assert capsys.readouterr().err == f"stopped at embedding: 64 of 1,216{end}\n"
+    assert aurank("ls") == (130, "", f"stopped at embedding: 64 of 1,216{end}\n")

@@ -83,7 +83,6 @@ def same(path: Path, expected: Embedded) -> bool:
     return all(np.array_equal(found[name], value) for name, value in there.items())
 
 
-@pytest.mark.slow
 def test_two_processes_that_resume_a_third_give_the_bits_of_one(two: Path, tmp_path: Path) -> None:
     alone = embed_model(MODEL, photos(tmp_path), running=RunOptions(batch=BATCH, device="cpu"))
     assert len(alone.labels) == COUNT
@@ -99,7 +98,6 @@ def test_two_processes_that_resume_a_third_give_the_bits_of_one(two: Path, tmp_p
     assert [int(path.stem) for path in pieces] == list(range(0, COUNT, BATCH))  # each once, cut as by one process
 
 
-@pytest.mark.slow
 def test_two_processes_give_the_report_of_one_with_lists_in_the_first(two: Path, tmp_path: Path) -> None:
     images = photos(tmp_path)
     how = RunOptions(batch=BATCH, device="cpu")
@@ -117,7 +115,6 @@ def test_two_processes_give_the_report_of_one_with_lists_in_the_first(two: Path,
         assert (two / f"alone-{rank}.json").read_bytes() == (tmp_path / "expanded.json").read_bytes()
 
 
-@pytest.mark.slow
 def test_what_one_process_cannot_read_is_skipped_by_all(two: Path) -> None:
     for rank in range(2):
         rest = Embedded.load(two / f"rest-{rank}.npz")
@@ -128,6 +125,8 @@ def test_what_one_process_cannot_read_is_skipped_by_all(two: Path) -> None:
 SLOW = """
 import time
 from aurank.embedding.cache import EmbeddingCache
+
+pytestmark = pytest.mark.slow
 def slow(self, piece, write=EmbeddingCache.write, sleep=time.sleep):
     write(self, piece)
     sleep(0.3)
@@ -135,7 +134,6 @@ EmbeddingCache.write = slow
 """
 
 
-@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tmp_path: Path) -> None:
     data = photos(tmp_path).data
     out = tmp_path / "rows.npz"

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from aurank.losses import LOSSES, EMC2Loss, NegativeCacheLoss
 
+pytestmark = pytest.mark.slow
+
 STEPS, SAVED = 3, 2
 ROWS = 12  # of a batch: two of each of six labels
 
@@ -74,7 +76,6 @@ def trained() -> dict[str, Tensor]:
     return model.state_dict()
 
 
-@pytest.mark.slow
 def test_accelerate_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     batches = list(DataLoader(Rows(), ROWS))
@@ -92,7 +93,6 @@ def test_accelerate_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path
     assert same_state(made.state_dict(), trained)
 
 
-@pytest.mark.slow
 def test_hf_s_trainer_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
 
@@ -127,7 +127,6 @@ def test_hf_s_trainer_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Pa
     assert same_state(dict(resumed.model.state_dict()), dict(trained))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Lightning itself: workers, deprecated calls
 def test_lightning_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
@@ -168,7 +167,6 @@ def test_lightning_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path)
     assert same_state(model.state_dict(), trained)
 
 
-@pytest.mark.slow
 def test_timm_s_average_of_the_weights_is_updated_saved_and_resumed() -> None:
     from timm.utils import ModelEmaV3
 

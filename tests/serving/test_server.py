@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from testing.galleries import running_server, small_index, write_photos
+from testing.processes import Shell
 
-from aurank import cli
 from aurank.commands import ImageIndex
 from aurank.errors import UserError
 from aurank.serving import Served, server
@@ -73,34 +73,23 @@ def applications(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr("sys.argv", ["aurank", "serve", *map(str, words)])
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 @pytest.mark.slow
 def test_the_command_says_where(
     index: ImageIndex, applications: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert typed(monkeypatch, index.folder, "--port", 0) == 0
-    output, complaint = capsys.readouterr()
+    shell = Shell(monkeypatch, capsys)
+    output, complaint = shell.done("serve", index.folder, "--port", 0)
     assert output.startswith("30 images at http://127.0.0.1:")
     assert complaint == ""
     elsewhere = {"host": "evil.example"}
     assert TestClient(applications[0]).get("/api/info", headers=elsewhere).status_code == 403
     everywhere = ("--port", 0, "--host", "0.0.0.0")
-    assert typed(monkeypatch, index.folder, *everywhere, "--no-token") == 0
-    output, complaint = capsys.readouterr()
+    output, complaint = shell.done("serve", index.folder, *everywhere, "--no-token")
     assert "http://0.0.0.0:" in output
     assert "there is no password" in complaint
     assert TestClient(applications[1]).get("/api/info", headers=elsewhere).status_code == 200
     monkeypatch.setenv("AURANK_TOKEN", "secret")
-    assert typed(monkeypatch, index.folder, *everywhere) == 0
-    assert "any name, and the token" in capsys.readouterr().err
+    assert "any name, and the token" in shell.done("serve", index.folder, *everywhere)[1]
     client = TestClient(applications[2])
     assert client.get("/", headers=elsewhere).status_code == 401
     assert client.get("/", headers={**elsewhere, "authorization": "Bearer secret"}).status_code == 200
@@ -115,8 +104,8 @@ def test_an_address_that_others_reach_wants_a_token(tmp_path: Path, token: str |
 def test_the_command_refuses_a_folder_without_an_index(
     applications: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert typed(monkeypatch, tmp_path, "--port", 0) == 2
-    assert capsys.readouterr().err.startswith(f"error: no index at {tmp_path}; make one")
+    complaint = Shell(monkeypatch, capsys).refused("serve", tmp_path, "--port", 0)
+    assert complaint.startswith(f"error: no index at {tmp_path}; make one")
     assert not applications
 
 

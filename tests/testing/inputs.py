@@ -47,16 +47,21 @@ def items(split: str) -> list[tuple[np.ndarray, str]]:
     return [(pixels(label, number), f"c{label}") for label in labels for number in range(4)]
 
 
+def add_to_tar(file: Path, content: Mapping[str, bytes]) -> None:
+    with tarfile.open(file, "a") as archive:
+        for name, data in content.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
 def tars(photos: Path, out: Path) -> str:
     out.mkdir(exist_ok=True)
     for file in sorted(photos.rglob("*.png")):
         split, label, _ = file.relative_to(photos).parts
         content = {"png": file.read_bytes(), "cls": label.encode(), "json": json.dumps({"name": label}).encode()}
-        with tarfile.open(out / f"{split}-00{label[1]}.tar", "a") as archive:
-            for suffix, data in content.items():
-                member = tarfile.TarInfo(f"{label}/{file.stem}.{suffix}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
+        named = {f"{label}/{file.stem}.{suffix}": data for suffix, data in content.items()}
+        add_to_tar(out / f"{split}-00{label[1]}.tar", named)
     return f"{out}/{{train-00{{0..4}},test-00{{5..9}}}}.tar"
 
 

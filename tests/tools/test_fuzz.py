@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from fuzz import OUTCOMES, fuzz, run_case
 from fuzzing.damage import damage_bytes, damage_text, damage_tree
-from fuzzing.formats import FORMATS
 from fuzzing.kinds import KINDS, Kind, seal
 
 from aurank.errors import UserError
@@ -15,7 +14,7 @@ from aurank.files import read_bundle, write_bundle
 
 @pytest.mark.slow
 def test_damaged_input_finds_nothing() -> None:
-    counts, found = fuzz(10, kinds=("config", "table", "faiss", "steps", "lines"))
+    counts, found = fuzz(6, kinds=("config", "table", "faiss", "steps", "lines"))
     assert not found, "\n".join(found)
     assert all(row.total() for row in counts.values())
 
@@ -77,17 +76,3 @@ def test_damage_is_the_same_for_the_same_chance() -> None:
         assert first == second
         assert len({repr(damage(content, random.Random(seed))) for seed in range(30)}) > 10
     assert tree == {"a": [1, {"b": 2}], "c": "x"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["config", "table", "embeddings", "parts", "resume", "onnx", "lines", "hf"])
-def test_a_file_that_is_opened_and_written_again_says_the_same(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    KINDS[name].make()
-    files = [path for path in Path(KINDS[name].damaged).rglob("*") if path.suffix in FORMATS]
-    assert files or Path(KINDS[name].damaged).suffix in FORMATS
-    for path in files:
-        content, (read, write) = path.read_bytes(), FORMATS[path.suffix]
-        assert repr(read(write(read(content), content))) == repr(read(content))

@@ -26,18 +26,6 @@ def test_a_tree_is_read_as_the_benchmark(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(TREES))
-def test_a_whole_tree_has_the_published_counts(name: str) -> None:
-    tree, about = TREES[name](BENCHMARKS[name], 1.0, np.random.default_rng(0)), BENCHMARKS[name]
-    assert len({path for path, _ in tree.images}) == len(tree.images)
-    for file, size in about.sizes.items():
-        rows = tree.texts[file].splitlines()[1 if name == "sop" else 0 :]
-        label_of = dict(tree.images)
-        paths = [row.split()[-1] if name != "vehicleid" else f"image/{row.split()[0]}.jpg" for row in rows]
-        assert [len(rows), len({label_of[path] for path in paths})] == size
-
-
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     with pytest.raises(SystemExit, match="here exists: remove it, or name another --root"):

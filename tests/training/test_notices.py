@@ -32,11 +32,11 @@ def test_early_stopping_and_resuming_are_each_said_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_projection_that_begins_anew_is_said(tmp_path: Path) -> None:
-    aurank.train(tiny_config(train={"steps": 3}), tmp_path / "first")
-    source = str(tmp_path / "first" / "best")
-    for dim, expected in ((8, []), (12, [f"model.init_from: the projection of {source} has another shape; it begins"])):
-        said = notices_of(tiny_config(model={"init_from": source, "dim": dim}, train={"steps": 3}), tmp_path / str(dim))
+def test_a_projection_that_begins_anew_is_said(tiny_run: Path, tmp_path: Path) -> None:
+    source, anew = str(tiny_run / "best"), "model.init_from: the projection of {} has another shape; it begins"
+    for name, model in {"same": {}, "width": {"dim": 12}, "layers": {"head_layers": 2, "head_width": 16}}.items():
+        config = tiny_config(model={"init_from": source, **model}, train={"steps": 3})
+        said, expected = notices_of(config, tmp_path / name), [anew.format(source)] if model else []
         assert [line[: len(start)] for line, start in zip(said, expected, strict=True)] == expected
 
 

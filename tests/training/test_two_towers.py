@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from testing.processes import Shell
 from testing.runs import assert_equal, pairs_config, records, trainer_of, write_config, write_table
 from torch import Tensor, nn
 
 import aurank
-from aurank import cli
 from aurank.commands import evaluate_model, evaluate_pairs
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint
@@ -35,11 +35,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
     write_table(folder)
     return folder
-
-
-def run_cli(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["aurank", *map(str, arguments)])
-    cli.app(standalone_mode=False)
 
 
 def assert_close(first: dict[str, Any], second: dict[str, Any]) -> None:
@@ -168,8 +163,8 @@ def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
 ) -> None:
     out, result = trained
     monkeypatch.setenv("AURANK_CACHE", str(tmp_path / "cache"))
-    run_cli(monkeypatch, "pairs", "--model", f"aurank:{out}/best", "--out", tmp_path, "--prompt", "a {} square")
-    printed = capsys.readouterr().out
+    command = ("pairs", "--model", f"aurank:{out}/best", "--out", tmp_path, "--prompt", "a {} square")
+    printed, _ = Shell(monkeypatch, capsys).done(*command)
     for name, report in result.two_way.items():
         assert TwoWayReport.load(tmp_path / "two_way" / name).metrics == pytest.approx(report.metrics)
         assert f"two-way retrieval, {name.replace('_', ' ')}\n" in printed
@@ -201,11 +196,10 @@ def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_wri
     write_table(tmp_path, labelled=False, captions=2)
     content = pairs_config(tmp_path, data={"validation_fraction": 0}, train={"steps": 3})
     config = write_config(tmp_path, content)
-    run_cli(monkeypatch, "train", config, "--out", tmp_path / "out")
-    printed = capsys.readouterr()
-    assert printed.out.count("two-way retrieval, ") == 3
-    assert "mauprc" not in printed.out
-    assert printed.out.endswith(f"written to {tmp_path / 'out'}\n")
+    printed, _ = Shell(monkeypatch, capsys).done("train", config, "--out", tmp_path / "out")
+    assert printed.count("two-way retrieval, ") == 3
+    assert "mauprc" not in printed
+    assert printed.endswith(f"written to {tmp_path / 'out'}\n")
     assert not (tmp_path / "out" / "report.json").exists()
     with pytest.raises(UserError, match="has images with several labels"):
         evaluate_model(f"aurank:{tmp_path}/out/best")

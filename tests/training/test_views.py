@@ -127,10 +127,6 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     assert encoder(transform(np.zeros((20, 20, 1), np.uint8))[None]).shape == (1, 96)  # the width of the backbone
     report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}")
     assert report.metrics == result.report.metrics
-    # A projection of another shape starts afresh, all of it.
-    first = {"init_from": str(tmp_path / "out" / "best"), "head_layers": 2, "head_width": 16}
-    parts = tiny_config(model=first, train={"steps": 3})
-    aurank.train(parts, tmp_path / "again")
 
 
 # -- Hard negatives in the loop: mined from the weights as they stand, in checkpoints, whatever the workers

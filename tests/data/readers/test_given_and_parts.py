@@ -1,7 +1,5 @@
 """Data sets given from Python, tables as frames, images inside larger files, addresses: what they refuse, in a line."""
 
-import io
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from testing.inputs import Vision, columns, items, of_hugging_face, saved, tars, write_photos
+from testing.inputs import Vision, add_to_tar, columns, items, of_hugging_face, saved, tars, write_photos
 from torch.utils.data import IterableDataset, Subset
 
 from aurank.data import READERS, Manifest, from_dataset, from_table
@@ -156,9 +154,7 @@ def test_shards_are_named_by_braces_and_labels_by_an_ending_or_a_key(tmp_path: P
         read_webdataset(tmp_path, path="{0..x}.tar")
     with pytest.raises(UserError, match=r"train-009\.tar: cannot be read as a \.tar file"):
         read_webdataset(tmp_path, path="train-00{0,9}.tar")
-    with tarfile.open(tmp_path / "two-train.tar", "w") as archive:
-        for name in ("0.jpg", "0.png", "0.cls"):
-            archive.addfile(tarfile.TarInfo(name))
+    add_to_tar(tmp_path / "two-train.tar", dict.fromkeys(("0.jpg", "0.png", "0.cls"), b""))
     with pytest.raises(UserError, match=r"two-train\.tar: 0\.png is a second image of 0; leave one out"):
         read_webdataset(tmp_path, path="two-train.tar")
     (tmp_path / "two-train.tar").unlink()
@@ -179,11 +175,7 @@ def test_a_damaged_part_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_an_image_cut_off_with_its_archive_is_named(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "train.tar", "w") as archive:
-        for suffix, data in (("cls", b"cat"), ("jpg", b"no image")):
-            member = tarfile.TarInfo(f"one.{suffix}")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+    add_to_tar(tmp_path / "train.tar", {"one.cls": b"cat", "one.jpg": b"no image"})
     manifest = read_webdataset(tmp_path)
     (tmp_path / "train.tar").unlink()
     with pytest.raises(UserError, match=r"image 'train\.tar/one\.jpg' is not in "):

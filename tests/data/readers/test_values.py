@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from testing.inputs import add_to_tar
 
 import aurank
 from aurank.data import READERS, Manifest, from_dataset, from_table
@@ -62,24 +62,16 @@ def by_hf(root: Path, *, label: Values) -> Manifest:
     return READERS["hf"](root)
 
 
-def archive(root: Path, files: dict[str, bytes]) -> Manifest:
-    with tarfile.open(root / "rows.tar", "w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return READERS["webdataset"](root)
+def archive(root: Path, files: dict[str, bytes], **label: str) -> Manifest:
+    (root / "rows.tar").unlink(missing_ok=True)
+    add_to_tar(root / "rows.tar", files)
+    return READERS["webdataset"](root, **label)
 
 
 def by_json(root: Path, *, label: Values) -> Manifest:
     plain = [value.item() if hasattr(value, "item") else value for value in label]
-    with tarfile.open(root / "rows.tar", "w") as tar:
-        for row, value in enumerate(plain):
-            for name, content in (("png", photo()), ("json", json.dumps({"kind": value}).encode())):
-                member = tarfile.TarInfo(f"{row}.{name}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-    return READERS["webdataset"](root, label="json.kind")
+    files = {f"{row}.json": json.dumps({"kind": value}).encode() for row, value in enumerate(plain)}
+    return archive(root, {f"{row}.png": photo() for row in range(len(label))} | files, label="json.kind")
 
 
 TABLES: dict[str, Callable[..., Manifest]] = {

@@ -21,6 +21,8 @@ from datetime import timedelta
 import aurank
 from aurank.errors import UserError
 from aurank.evaluation.engine import ranks
+
+pytestmark = pytest.mark.slow
 try:
     from aurank.evaluation.engine import codes
 except ImportError:
@@ -106,7 +108,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[in
     return folder, ended, time.monotonic() - before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shards", "text", "copies", "one side"])
 def test_three_processes_give_the_report_of_one(mode: str, three: tuple[Path, list[tuple[int, str]], float]) -> None:
     folder = three[0]
@@ -124,7 +125,6 @@ def test_three_processes_give_the_report_of_one(mode: str, three: tuple[Path, li
         assert json.loads((folder / "copies-0.json").read_text())["num_queries"] == 200
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", REFUSED)
 def test_processes_that_disagree_all_get_the_reason(
     mode: str, three: tuple[Path, list[tuple[int, str]], float]
@@ -133,7 +133,6 @@ def test_processes_that_disagree_all_get_the_reason(
         assert re.match(REFUSED[mode], (three[0] / f"{mode}-{rank}.txt").read_text())
 
 
-@pytest.mark.slow
 def test_a_process_that_dies_ends_the_others(three: tuple[Path, list[tuple[int, str]], float]) -> None:
     folder, ended, lived_on = three
     assert ended[2][0] == -signal.SIGKILL, ended[2][1]

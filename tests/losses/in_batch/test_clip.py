@@ -1,4 +1,6 @@
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -30,24 +32,19 @@ def test_siglip_of_one_text_an_image_is_the_sum_over_all_pairs_by_the_batch() ->
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
 
 
-def test_clip_takes_any_rows_in_any_order_and_the_mean_of_both_ways() -> None:
+@pytest.mark.parametrize(
+    ("loss", "oracle"),
+    [
+        (CLIPLoss(0.25), oracles_temperatures.cross_entropy),
+        (SigLIPLoss(0.25, -2.0), oracles_temperatures.sigmoid),
+    ],
+)
+def test_any_rows_in_any_order_give_the_mean_of_both_ways(loss: nn.Module, oracle: Callable[..., Any]) -> None:
     given = two_way.batch()
-    loss = CLIPLoss(0.25).double()
-    (parameter,) = loss.parameters()
-    expected = two_way.both_directions(
-        given, lambda *sides: oracles_temperatures.cross_entropy(*sides, temperature=parameter.exp())
-    )
-    check_equal(loss(**given), expected / 2, given["embeddings"], given["ref_emb"], parameter)
-
-
-def test_siglip_takes_any_rows_in_any_order_and_the_mean_of_both_ways() -> None:
-    given = two_way.batch()
-    loss = SigLIPLoss(0.25, -2.0).double()
-    parameter, bias = loss.parameters()
-    expected = two_way.both_directions(
-        given, lambda *sides: oracles_temperatures.sigmoid(*sides, temperature=parameter.exp(), bias=bias)
-    )
-    check_equal(loss(**given), expected / 2, given["embeddings"], given["ref_emb"], parameter, bias)
+    parameter, *bias = loss.double().parameters()
+    named = {"bias": bias[0]} if bias else {}
+    expected = two_way.both_directions(given, lambda *sides: oracle(*sides, temperature=parameter.exp(), **named))
+    check_equal(loss(**given), expected / 2, given["embeddings"], given["ref_emb"], parameter, *bias)
 
 
 def test_clip_s_logit_scale_stays_at_most_100() -> None:
