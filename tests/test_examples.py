@@ -62,8 +62,7 @@ def examples(thing: Any) -> list[doctest.DocTest]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PUBLIC],
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PUBLIC]
 )
 def test_a_public_name_has_an_example_that_runs(name: str) -> None:
     tests = examples(PUBLIC[name])

@@ -17,10 +17,7 @@ FOLDERS = [
     ("demo",),
     ("data", "prepare", "digits/soprc"),
 ]
-FILES = [
-    ("embed", "--model", "timm:resnet18", "rows.npz"),
-    ("compare", os.devnull, os.devnull, "page.html"),
-]
+FILES = [("embed", "--model", "timm:resnet18", "rows.npz"), ("compare", os.devnull, os.devnull, "page.html")]
 
 
 @pytest.mark.parametrize("command", FOLDERS, ids=" ".join)

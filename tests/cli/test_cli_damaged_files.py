@@ -65,14 +65,7 @@ def an_index_that_was_sealed_again(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "damage",
-    [
-        steps_that_are_no_text,
-        a_schema_of_other_bytes,
-        an_index_that_was_sealed_again,
-    ],
-)
+@pytest.mark.parametrize("damage", [steps_that_are_no_text, a_schema_of_other_bytes, an_index_that_was_sealed_again])
 def test_a_damaged_file_ends_in_one_line_with_its_name(
     damage: Callable[[Path], tuple[str, str]], tmp_path: Path
 ) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from testing.galleries import PIXELS as MODEL
+from testing.galleries import write_pixel_model
 from testing.trees import sop_tree
 
 from aurank.commands import RunOptions, embed_model, evaluate_model, run_options
@@ -15,20 +17,11 @@ from aurank.embedding import ImageSelection
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
 
-MODEL = "python:tiny_embedder:build"
-CODE = """
-import numpy, torch
-def build():
-    return torch.nn.Flatten(), lambda image: torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()
-"""
-
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model that returns the pixels, and photos 0 … 7 in two classes, alike within a class."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "tiny_embedder.py").write_text(CODE)
+    write_pixel_model(tmp_path, monkeypatch)
     for row in range(8):
         path = tmp_path / "photos" / "ab"[row // 4] / f"{row}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from testing.cases import Elements
+from testing.trees import write_tree
 
 from aurank.commands import RunOptions, evaluate_model, evaluation_page, examine_embeddings
 from aurank.commands.report import Measurement, examine_measured
@@ -68,10 +68,7 @@ def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_images_that_were_skipped_are_a_finding(tmp_path: Path) -> None:
-    for row in range(8):
-        path = tmp_path / "abcd"[row // 2] / f"{row}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(np.random.default_rng(row).integers(0, 255, (32, 32, 3), np.uint8)).save(path)
+    write_tree(tmp_path, [f"{'abcd'[row // 2]}/{row}.png" for row in range(8)], height=32, width=32)
     (tmp_path / "a" / "broken.png").write_bytes(b"no image")
     made: dict[str, object] = {}
     images = ImageSelection(f"folder:{tmp_path}", overrides=["data.on_error=skip", "data.odd_classes=keep"])

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 from testing.runs import tiny_config
+from testing.trees import write_tree
 
 import aurank
 from aurank.commands import embed_model, evaluate_model, prepare_data
@@ -18,13 +17,9 @@ from aurank.training import read_config, rehearse
 
 def photos(root: Path) -> dict[str, Any]:
     """A configuration of large images: 4 classes of 4 images a split."""
-    for split in ("train", "val", "test"):
-        for label in range(4):
-            for number in range(4):
-                path = root / "photos" / split / f"{split}{label}" / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                small = np.random.default_rng([label, number, len(split)]).integers(0, 255, (6, 8, 3), np.uint8)
-                Image.fromarray(small).resize((80, 60), Image.Resampling.BICUBIC).save(path)
+    classes = [f"{split}/{split}{label}" for split in ("train", "val", "test") for label in range(4)]
+    names = [f"{folder}/{number}.png" for folder in classes for number in range(4)]
+    write_tree(root / "photos", names, height=60, width=80)
     transforms = {"train_transform": {"name": "random_crop"}, "test_transform": {"name": "center"}}
     data = {"name": "folder", "root": str(root / "photos"), "image_size": 32, "channels": 3, "cache": "0", **transforms}
     train = {"steps": 4, "validate_every": 2, "checkpoint_every": 2}

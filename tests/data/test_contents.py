@@ -5,8 +5,8 @@ import shutil
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
+from testing.trees import write_tree
 
 from aurank.data import Manifest, build_manifest, open_source
 from aurank.data import prepared as module
@@ -17,11 +17,7 @@ NAMES = [f"{number % 4}/{number}.png" for number in range(100)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for number, name in enumerate(NAMES):
-        path = tmp_path / "folder" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(np.random.default_rng(number).bytes(20 + number))
-    return tmp_path / "folder"
+    return write_tree(tmp_path / "folder", NAMES)
 
 
 def manifest_of(root: Path) -> Manifest:

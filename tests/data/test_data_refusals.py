@@ -75,10 +75,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: held_out(0.25), "no super-categories to hold out: hold out classes"),
         (lambda: held_out(0.5, super_labels=np.zeros(12, np.int64)), "no super-categories have 2 to 3 classes"),
         (lambda: decoded(np.zeros((2, 2, 7), np.uint8), 3), "array of 7 channels cannot become 3; set data.channels=7"),
-        (
-            lambda: decoded(np.zeros((3, 8, 8), np.uint8), 3),
-            "[height, width, channel]: array.transpose(1, 2, 0)",
-        ),
+        (lambda: decoded(np.zeros((3, 8, 8), np.uint8), 3), "[height, width, channel]: array.transpose(1, 2, 0)"),
         (lambda: decoded(np.zeros((2, 2), np.float32), 1), "image 'x' in memory: expected a uint8 array"),
         (lambda: decoded(np.zeros((0, 2), np.uint8), 1), "expected a uint8 array"),
         (lambda: decoded(np.zeros(4, np.uint8), 1), "expected a uint8 array"),
@@ -87,10 +84,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: transform("crop_flip", ratio=[1.0]), "ratio must be two numbers"),
         (lambda: transform("crop_flip", flip=2), "flip must be between 0 and 1, got 2"),
         (lambda: transform("timm", crop_pct=0), "crop_pct must be between 0.01 and 2, got 0"),
-        (
-            lambda: transform("timm", crop_mode="middle"),
-            "crop_mode must be one of center, squash, border",
-        ),
+        (lambda: transform("timm", crop_mode="middle"), "crop_mode must be one of center, squash, border"),
         (lambda: transform("resize", image_size=0), "image_size must be at least 1, got 0"),
         (lambda: transform("center", image_size=(8, 0)), "image_size must be at least 1, got (8, 0)"),
         (lambda: transform("center", resize="border"), "resize must be one of crop, pad, squash"),
@@ -103,10 +97,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
             lambda: transform("resize")(Image.new("I", (8, 8))),
             "integers of 32 bits (mode I) do not say which value is white",
         ),
-        (
-            lambda: transform("resize", channels=2)(Image.new("L", (8, 8))),
-            "an image of Pillow gives 1, 3 or 4",
-        ),
+        (lambda: transform("resize", channels=2)(Image.new("L", (8, 8))), "an image of Pillow gives 1, 3 or 4"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call: Callable[[], object], named: str) -> None:

@@ -27,6 +27,14 @@ def zipped(tmp_path_factory):
     return read_folder(root, path=zip_tree(root / "tree", root / "tree.zip").name)
 
 
+def _sick(root, *broken):
+    """Returns a manifest of eight images, of which some cannot be read."""
+    manifest = read_folder(write_tree(root, [f"a/{number}.png" for number in range(8)]))
+    for number in broken:
+        (root / f"a/{number}.png").write_bytes(b"no image")
+    return manifest
+
+
 def _dataset(manifest, **options):
     return ImageDataset(manifest, TRANSFORMS["crop_flip"](8, 3), channels=3, seed=5, **options)
 
@@ -112,9 +120,7 @@ def test_what_is_made_of_each_item_comes_in_their_order_from_other_processes_whe
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_corrupt_image_ends_in_its_own_message(tmp_path, workers):
-    tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
-    manifest = read_folder(tree)
-    (tree / "a/5.png").write_bytes(b"no image")
+    manifest = _sick(tmp_path, 5)
     dataset = _dataset(manifest, cache_bytes=0)
     with pytest.raises(UserError) as error:
         list(BatchLoader(dataset, _in_order(dataset, 2), workers=workers))
@@ -124,10 +130,7 @@ def test_a_corrupt_image_ends_in_its_own_message(tmp_path, workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_worker_skips_is_counted_in_the_parent(tmp_path, workers):
-    tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
-    manifest = read_folder(tree)
-    for number in (2, 5):
-        (tree / f"a/{number}.png").write_bytes(b"no image")
+    manifest = _sick(tmp_path, 2, 5)
     dataset = _dataset(manifest, cache_bytes=0, on_error="skip")
     found = list(BatchLoader(dataset, _in_order(dataset, 3), workers=workers))
     assert torch.cat([batch.id for batch in found]).tolist() == [0, 1, 3, 4, 6, 7]
@@ -185,9 +188,7 @@ def test_workers_end_with_a_parent_that_is_killed():
 
 @pytest.mark.slow
 def test_workers_end_with_the_iteration_however_it_ends(tmp_path):
-    tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
-    manifest = read_folder(tree)
-    (tree / "a/5.png").write_bytes(b"no image")
+    manifest = _sick(tmp_path, 5)
     batches = BatchLoader(_dataset(manifest, cache_bytes=0), _in_order(manifest, 2), workers=2)
     for _ in range(2):
         with pytest.raises(UserError):

@@ -31,10 +31,7 @@ def test_labels_count_the_classes_as_first_seen_and_lead_back_to_their_names():
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    names=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=30),
-    data=st.data(),
-)
+@given(names=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=30), data=st.data())
 def test_selected_rows_keep_their_names_and_have_contiguous_labels(names, data):
     count = len(names)
     manifest = build_manifest(

@@ -13,13 +13,7 @@ from torch import nn
 from aurank.config import Config
 from aurank.data import READERS
 from aurank.embedding.build import describe_model, with_preprocessing
-from aurank.embedding.cache import (
-    EmbeddingCache,
-    Piece,
-    data_sha256,
-    default_cache,
-    weights_sha256,
-)
+from aurank.embedding.cache import EmbeddingCache, Piece, data_sha256, default_cache, weights_sha256
 from aurank.files import replacing
 
 COUNT, DIM = 10, 3

@@ -118,8 +118,7 @@ def labelled_manifest(labels: list[str], groups: list[int] | None = None) -> Man
 
 
 @pytest.mark.parametrize(
-    ("groups", "comparable"),
-    [(None, True), ([-1] * 6, True), ([0, 0, 0, 1, 2, 2], False), ([0, 1, 0, 1, 2, 2], True)],
+    ("groups", "comparable"), [(None, True), ([-1] * 6, True), ([0, 0, 0, 1, 2, 2], False), ([0, 1, 0, 1, 2, 2], True)]
 )
 def test_images_are_compared_where_one_has_a_positive_of_another_group(
     model: TwoTower, groups: list[int] | None, comparable: bool

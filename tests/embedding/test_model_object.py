@@ -78,10 +78,7 @@ def sources(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    ["timm", "local-dir", "aurank", "onnx", "transformers", "open_clip", "python"],
-)
+@pytest.mark.parametrize("kind", ["timm", "local-dir", "aurank", "onnx", "transformers", "open_clip", "python"])
 def test_a_saved_model_is_the_same_to_the_last_bit(
     kind: str, sources: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from PIL import Image
-from testing.processes import ended, launch, run_ranks
+from testing.processes import ended, launch, run_ranks, succeeded
 
 from aurank.commands import ImageIndex, RunOptions, build_index, embed_model, embed_to_folder, evaluate_model
 from aurank.distributed import ProcessGroup
@@ -155,8 +155,7 @@ def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tm
     assert not out.exists()
     held = len(list((tmp_path / "cache").glob("*/*.safetensors")))
     assert held >= 3
-    results = ended(launch([command] * 2))
-    assert [code for code, _, _ in results] == [0, 0], results
+    results = succeeded(launch([command] * 2))
     assert results[0][1] == f"{COUNT} embeddings of 64 dimensions written to {out}\n"
     assert "read " in results[0][2]
     assert results[1][1:] == ("", "")  # only rank 0 prints

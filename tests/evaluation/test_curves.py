@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from testing.listing import Item, groups, ranks_of, read
+from testing.listing import ITEMS, Item, groups, ranks_of, read
 
 from aurank.evaluation import metrics
 from aurank.evaluation.metrics import mean, precision_recall_curve, random_order_ap
-
-ITEMS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12).filter(
-    lambda items: any(is_positive for _, is_positive in items)
-)
 
 
 def precision_at_recall(items: list[Item], recall: Fraction, *, interpolated: bool) -> Fraction:

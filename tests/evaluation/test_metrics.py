@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
-from testing.listing import Item, expected, ranks_of, read
+from testing.listing import ITEMS, Item, expected, ranks_of, read
 
 from aurank.evaluation import evaluate, metrics
 from aurank.evaluation.evaluate import build_report
@@ -17,9 +17,6 @@ from aurank.evaluation.evaluate import build_report
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"\| `([^`]+)` \| .* \| `([^`]+)` \|")
 TIED = read("- ++- ++ ---")  # the list of docs/metrics.md; ranks 3, 4, 5, 6
-ITEMS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12).filter(
-    lambda items: any(is_positive for _, is_positive in items)
-)
 
 
 def documented() -> dict[str, float]:

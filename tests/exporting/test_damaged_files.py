@@ -50,10 +50,7 @@ def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
     [
         (lambda content: "[" * 100_000, "cannot be read"),
         (lambda content: "[]", "list indices must be integers"),
-        (
-            lambda content: json.dumps({**content, "format": 0}),
-            "of format 0, expected 2",
-        ),
+        (lambda content: json.dumps({**content, "format": 0}), "of format 0, expected 2"),
         (lambda content: json.dumps({**content, "transform": {"name": "other"}}), "'other' is missing"),
         (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "image_size"),
         (

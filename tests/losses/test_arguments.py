@@ -1,7 +1,6 @@
 """Arguments of losses: by their own names, by those of papers and repositories, and misspelt."""
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from testing.runs import tiny_config
 from aurank.losses import LOSSES, PNPLoss, SupAPLoss, SupRecallLoss
 from aurank.names import signature
 from aurank.training import read_config
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))

@@ -236,14 +236,7 @@ def official_soprc_first_batch(
     return {"loss": ranking, "semi_variance": extra}
 
 
-def auroc(
-    similarity: Tensor,
-    positive: Mask,
-    negative: Mask,
-    *,
-    surrogate: str,
-    temperature: float,
-) -> PerQuery:
+def auroc(similarity: Tensor, positive: Mask, negative: Mask, *, surrogate: str, temperature: float) -> PerQuery:
     def of(x: Tensor) -> Tensor:  # x = (s+ - s-) / temperature, the authors' way round
         if surrogate == "huber":
             return torch.where(x < 0, 1 - 2 * x, torch.where(x < 1, (x - 1) ** 2, 0))
@@ -256,13 +249,7 @@ def auroc(
 
 
 def recall_at_k(
-    similarity: Tensor,
-    positive: Mask,
-    negative: Mask,
-    *,
-    k: Sequence[int],
-    temperature: float,
-    rank_temperature: float,
+    similarity: Tensor, positive: Mask, negative: Mask, *, k: Sequence[int], temperature: float, rank_temperature: float
 ) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
@@ -304,12 +291,7 @@ def blackbox_list(scores: Tensor, hits: int, *, lambda_: float, weight: float, s
 
 
 def blackbox_ap(
-    similarity: Tensor,
-    positive: Mask,
-    negative: Mask,
-    *,
-    lambda_: float = 5.0,
-    flat_weight: float = 0.9,
+    similarity: Tensor, positive: Mask, negative: Mask, *, lambda_: float = 5.0, flat_weight: float = 0.9
 ) -> dict[str, PerQuery | Tensor]:
     """BlackBox AP without a margin: a list per query, and one list of all."""
     chosen = sides(positive, negative)

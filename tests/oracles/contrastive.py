@@ -58,12 +58,7 @@ def sup_con(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: 
 
 
 def dcl(
-    similarity: Tensor,
-    positive: Mask,
-    negative: Mask,
-    *,
-    temperature: float,
-    weight_sigma: float | None = None,
+    similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, weight_sigma: float | None = None
 ) -> PerQuery:
     """−w·s⁺/τ + log Σ exp(s⁻/τ), w = 2 − exp(s⁺/σ) over its mean, of positives in a query and then of queries."""
     mean: Tensor | float = 1.0

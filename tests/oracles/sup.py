@@ -38,14 +38,7 @@ def bounded_ranks(
     return among, ranks
 
 
-def sup_ap(
-    similarity: Tensor,
-    positive: Mask,
-    negative: Mask,
-    *,
-    share: float = 0.9,
-    **width: float,
-) -> PerQuery:
+def sup_ap(similarity: Tensor, positive: Mask, negative: Mask, *, share: float = 0.9, **width: float) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
         among, ranks = bounded_ranks(similarity[row], positives, negatives, **width)
@@ -84,13 +77,7 @@ def calibration(similarity: Tensor, positive: Mask, negative: Mask, *, share: fl
 
 
 def pnp(
-    similarity: Tensor,
-    positive: Mask,
-    negative: Mask,
-    *,
-    variant: str,
-    alpha: float = 4.0,
-    b: float = 2.0,
+    similarity: Tensor, positive: Mask, negative: Mask, *, variant: str, alpha: float = 4.0, b: float = 2.0
 ) -> PerQuery:
     def penalty(ahead: Tensor) -> Tensor:
         return {

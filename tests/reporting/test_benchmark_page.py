@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from aurank.errors import UserError
-from aurank.reporting.benchmark_page import (
-    benchmark_page,
-    blocks_of,
-    cells_of,
-    read_tables,
-    to_markdown_tables,
-)
+from aurank.reporting.benchmark_page import benchmark_page, blocks_of, cells_of, read_tables, to_markdown_tables
 
 CLASSES = {"fold 1 of 2": [4, 6], "fold 2 of 2": [10]}
 

@@ -51,8 +51,7 @@ def test_a_body_that_is_too_large(index: ImageIndex) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"no photo", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%!PS-Adobe-3.0 EPSF-3.0\n"],
+    "content", [b"", b"no photo", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%!PS-Adobe-3.0 EPSF-3.0\n"]
 )
 def test_what_is_no_image(client: TestClient, content: bytes) -> None:
     said = refused(upload(client, content), 415)

@@ -68,10 +68,7 @@ def auroc(surrogate: str) -> Case:
 
 
 def calibrated(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQuery]) -> Case:
-    return Case(
-        make,
-        lambda s, p, n, y: {"loss": oracle(s, p, n), "calibration": oracles_sup.calibration(s, p, n)},
-    )
+    return Case(make, lambda s, p, n, y: {"loss": oracle(s, p, n), "calibration": oracles_sup.calibration(s, p, n)})
 
 
 SAMPLES = 40  # rows of the data set; classes may stand in for them, so a label may occur as often
@@ -283,10 +280,7 @@ DEFINITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
         lambda x: torch.where(x <= -1, 0, torch.where(x <= 0, (1 + x) ** 2, 1 + 2 * x)),
         lambda x: torch.where(x <= -1, 0, torch.where(x <= 0, 2 * (1 + x), 2)),
     ),
-    "logistic": (
-        lambda x: torch.logaddexp(x, torch.zeros_like(x)) / math.log(2),
-        lambda x: soft_step(x) / math.log(2),
-    ),
+    "logistic": (lambda x: torch.logaddexp(x, torch.zeros_like(x)) / math.log(2), lambda x: soft_step(x) / math.log(2)),
     "tanh": (
         lambda x: torch.where(x <= 0, 0, torch.tanh(x / 2)),
         lambda x: torch.where(x <= 0, 0, 2 * soft_step(x) * soft_step(-x)),

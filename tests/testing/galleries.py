@@ -130,6 +130,18 @@ def head_config(file: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+PIXELS = "python:pixel_model:build"
+
+
+def write_pixel_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be in a folder with the code of a model whose embeddings are the pixels."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    shown = "lambda image: torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()"
+    code = f"import numpy, torch\ndef build(): return torch.nn.Flatten(), {shown}\n"
+    (folder / "pixel_model.py").write_text(code)
+
+
 @contextlib.contextmanager
 def running_server(index: ImageIndex, limits: Limits | None = None, token: str | None = None) -> Iterator[int]:
     """Serve an index while the context lasts; gives the port."""

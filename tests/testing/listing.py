@@ -6,10 +6,14 @@ from fractions import Fraction
 from functools import cache
 
 import numpy as np
+from hypothesis import strategies as st
 
 from aurank.evaluation import Ranks
 
 Item = tuple[int, bool]  # score, and whether the item is a positive
+ITEMS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12).filter(
+    lambda items: any(is_positive for _, is_positive in items)
+)
 
 
 ARRAYS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")

@@ -222,6 +222,13 @@ def ended(processes: list[Running]) -> list[tuple[int, str, str]]:
             process.kill()
 
 
+def succeeded(processes: list[Running]) -> list[tuple[int, str, str]]:
+    """What `ended` returns, of processes that all end well."""
+    results = ended(processes)
+    assert [code for code, _, _ in results] == [0] * len(results), results
+    return results
+
+
 def steps_done(out: Path, processes: list[Running], steps: int) -> None:
     """Wait until so many steps are logged."""
     log, deadline = out / "metrics.jsonl", time.monotonic() + 240

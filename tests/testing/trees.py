@@ -90,14 +90,7 @@ def grocery_tree(
     return folder.parent
 
 
-def array_manifest(
-    sizes: dict[str, list[int]],
-    *,
-    height: int = 12,
-    width: int = 10,
-    channels: int = 3,
-    source: ArraySource | None = None,
-) -> Manifest:
+def array_manifest(sizes: dict[str, list[int]], *, height: int = 12, width: int = 10, channels: int = 3) -> Manifest:
     """Returns a manifest of random images in memory: for each split, the number of images of each of its classes."""
     paths, labels, splits = [], [], []
     for split, counts in sizes.items():
@@ -158,11 +151,7 @@ LANDMARKS = {
 GALLERY = [f"oxford_{number:06d}" for number in range(1, 9)]
 RETRIEVAL_SIZES = {
     **{name: {"queries": (3, 3), "images": (8, 8)} for name in ("roxford5k", "rparis6k")},
-    "market1501": {
-        "bounding_box_train": (4, 2),
-        "query": (3, 2),
-        "bounding_box_test": (7, 3),
-    },
+    "market1501": {"bounding_box_train": (4, 2), "query": (3, 2), "bounding_box_test": (7, 3)},
     "veri776": {"image_train": (4, 2), "image_query": (2, 2), "image_test": (4, 2)},
     "cub200": {"classes 1 to 100": (4, 2), "classes 101 to 200": (5, 2)},
     "cars196": {"classes 1 to 98": (5, 2), "classes 99 to 196": (4, 2)},

@@ -205,8 +205,7 @@ def test_processes_exchange_gradients_with_the_last_chunk_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "micro_batch", "sizes"),
-    [(10, 4, [4, 3, 3]), (9, 8, [5, 4]), (7, 2, [3, 2, 2]), (1, 2, [1])],
+    ("batch", "micro_batch", "sizes"), [(10, 4, [4, 3, 3]), (9, 8, [5, 4]), (7, 2, [3, 2, 2]), (1, 2, [1])]
 )
 def test_chunks_are_nearly_equal_and_never_of_a_single_image(batch: int, micro_batch: int, sizes: list[int]) -> None:
     seen: list[int] = []

@@ -127,10 +127,7 @@ def _initial(settings: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("accumulate", "memory", "views"),
-    [(1, None, 1), (2, {"size": 70}, 2)],
-)
+@pytest.mark.parametrize(("accumulate", "memory", "views"), [(1, None, 1), (2, {"size": 70}, 2)])
 def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, memory: dict[str, int] | None, views: int
 ) -> None:

@@ -164,11 +164,6 @@ def learnt_config(**sections: dict[str, Any]) -> dict[str, Any]:
     return tiny_config("learnt", model=EXACT["model"], **sections, optim=optim)
 
 
-def temperature(out: Path, name: str = "last") -> torch.Tensor:
-    value: torch.Tensor = load_checkpoint(out / f"{name}.safetensors")["loss"]["log_temperature"]
-    return value
-
-
 def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mean_of_individual_ones() -> None:
     assert learned_temperature(SogCLRLoss(8)) == learned_temperature(CLIPLoss(learn_temperature=False)) == {}
     loss = CLIPLoss(0.2, two_way=False)
@@ -191,9 +186,7 @@ def test_the_batch_rule_counts_the_images_of_an_update(rule: str, factor: float)
 
 
 @pytest.mark.slow
-def test_cached_gradients_accumulated_and_clipped_move_the_temperature_as_plain_ones(
-    tmp_path: Path,
-) -> None:
+def test_cached_gradients_accumulated_and_clipped_move_the_temperature_as_plain_ones(tmp_path: Path) -> None:
     crops = {"views": 4, "train_transform": {"name": "simclr", "params": {"blur": 0}}}
     for name, micro_batch in (("plain", None), ("cached", 10)):
         train = {"steps": 2, "accumulate": 2, "ema": 0.5, "micro_batch": micro_batch}

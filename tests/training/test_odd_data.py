@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from testing.galleries import PIXELS as MODEL
+from testing.galleries import write_pixel_model
 from testing.runs import tiny_config
 from testing.trees import write_tree
 
@@ -13,13 +15,6 @@ from aurank.errors import UserError
 from aurank.training import read_config
 from aurank.training.build import build_splits
 
-MODEL = "python:odd_embedder:build"
-CODE = """
-import numpy, torch
-def build():
-    return torch.nn.Flatten(), lambda image: torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()
-"""
-
 
 def photos(root: Path, *classes: str) -> ImageSelection:
     """Four photos of each class in a folder of its name."""
@@ -29,9 +24,7 @@ def photos(root: Path, *classes: str) -> ImageSelection:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "odd_embedder.py").write_text(CODE)
+    write_pixel_model(tmp_path, monkeypatch)
     return tmp_path
 
 

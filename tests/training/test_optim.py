@@ -9,15 +9,7 @@ from torch.optim import Optimizer
 
 from aurank.errors import UserError
 from aurank.training import read_config, rehearse
-from aurank.training.optim import (
-    OPTIMISERS,
-    constant,
-    cosine,
-    load_state,
-    multi_step,
-    update_average,
-    weight_average,
-)
+from aurank.training.optim import OPTIMISERS, constant, cosine, load_state, multi_step, update_average, weight_average
 
 
 def test_warmup_rises_linearly_to_the_schedule() -> None:

@@ -13,16 +13,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from testing.processes import Running, run_aurank
-from testing.runs import (
-    STEPS,
-    SUM,
-    assert_equal,
-    assert_same_run,
-    notices_of,
-    tiny_config,
-    write_config,
-)
+from testing.processes import run_aurank, steps_done
+from testing.runs import STEPS, SUM, assert_same_run, notices_of, tiny_config, write_config
 from testing.trees import write_tree
 
 import aurank
@@ -31,20 +23,6 @@ from aurank.errors import UserError
 from aurank.files import claimed
 from aurank.training.loop import collecting_signals
 from aurank.training.run import Loop
-
-
-def kill_after(process: Running, log: Path, lines: int) -> None:
-    """Kill a run with SIGKILL once its log has so many lines."""
-    try:
-        deadline = time.monotonic() + 240
-        while not (log.exists() and log.read_bytes().count(b"\n") >= lines):
-            assert process.poll() is None, "the run ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-    finally:
-        process.kill()
-    assert process.wait() == -signal.SIGKILL
-
 
 LARGE = {
     "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 7, "num_neighbours": 5}},
@@ -59,7 +37,12 @@ def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(tmp_path: P
     overrides = ["train.ema=0.9", "data.workers=2"]
     lines = random.randint(1, STEPS // log_every - 1)
     print("killed after", lines, "lines")
-    kill_after(run_aurank("train", config, *overrides, "--out", out), out / "metrics.jsonl", lines)
+    process = run_aurank("train", config, *overrides, "--out", out)
+    try:
+        steps_done(out, [process], lines)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
     overrides[1] = "data.workers=0"
     aurank.train(config, tmp_path / "whole", overrides=overrides)
     aurank.train(config, out, resume=True, overrides=overrides)
@@ -70,8 +53,6 @@ def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(tmp_path: P
 @pytest.mark.slow
 def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tmp_path: Path) -> None:
     numbers = {1: signal.SIGINT, 3: signal.SIGTERM, 5: signal.SIGHUP, 7: signal.SIGUSR1}
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # these tests run under nohup, which would stay in force
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config = tiny_config(train={"accumulate": 2, "checkpoint_every": 100})
 
     def interrupt(kind: str, values: dict[str, Any]) -> None:
@@ -158,10 +139,7 @@ def resume(config: dict[str, Any], out: Path) -> list[str]:
 
 
 def assert_same(out: Path, whole: Path) -> None:
-    for name in ("metrics.jsonl", "report.json"):
-        assert (out / name).read_bytes() == (whole / name).read_bytes()
-    for name in ("last.safetensors", "best.safetensors"):
-        assert_equal(load_checkpoint(out / name), load_checkpoint(whole / name), ignore=("python", "root", "steps"))
+    assert_same_run(whole, out, ignore=("python", "root", "steps"), steps=EVERY["steps"])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.trees import pixels
+from testing.trees import pixels, write_tree
 
 from aurank.data import ImageDataset
 from aurank.data.checks.doctor import examine, repeated_image
@@ -28,8 +28,7 @@ class AsItIs(Pipeline):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for seed, name in enumerate(("a.png", "b.png")):
-        Image.fromarray(pixels(seed)).save(tmp_path / name)
+    write_tree(tmp_path, ("a.png", "b.png"))
     (tmp_path / "rows.csv").write_text(HEADER + ROWS)
     return tmp_path
 

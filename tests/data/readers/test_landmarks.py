@@ -59,7 +59,7 @@ def test_the_numbers_are_those_of_a_list_without_what_is_left_out(tmp_path, diff
     given = _embedded(manifest)
     report = protocol.evaluate(given)
     assert list(report.metrics) == [
-        *("trapezoid_ap", "precision@1(last)", "precision@5(last)", "precision@10(last)", "mauprc"),
+        *("trapezoid_ap", "precision@1(last)", "precision@5(last)", "precision@10(last)", "mauprc")
     ]
     unit = given.embeddings / np.linalg.norm(given.embeddings, axis=1, keepdims=True)
     areas, precisions = [], []

@@ -23,13 +23,7 @@ OMNIGLOT = [
 
 @pytest.mark.parametrize(
     ("place", "params"),
-    [
-        ("omniglot", {}),
-        ("omniglot-py", {}),
-        ("omniglot/python", {}),
-        ("", {}),
-        ("elsewhere", {"path": "elsewhere"}),
-    ],
+    [("omniglot", {}), ("omniglot-py", {}), ("omniglot/python", {}), ("", {}), ("elsewhere", {"path": "elsewhere"})],
 )
 def test_omniglot_is_found_unpacked_in_its_usual_places(tmp_path, place, params):
     write_tree(tmp_path / place, OMNIGLOT)

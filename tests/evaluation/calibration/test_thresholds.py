@@ -13,12 +13,7 @@ from sklearn.metrics import roc_curve
 import aurank
 from aurank.errors import UserError
 from aurank.evaluation import Resampling
-from aurank.evaluation.calibration import (
-    best_precision,
-    lowest_threshold,
-    shortest_equal,
-    true_positive_rates,
-)
+from aurank.evaluation.calibration import best_precision, lowest_threshold, shortest_equal, true_positive_rates
 from aurank.evaluation.engine.pooled import PooledScores
 
 

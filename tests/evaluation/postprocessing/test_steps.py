@@ -11,11 +11,7 @@ from aurank.evaluation.engine import tiles
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.ranks import Ranks, positive_ranks
 from aurank.evaluation.postprocessing import PostProcessing
-from aurank.evaluation.postprocessing.neighbour_steps import (
-    nearest_lists,
-    pair_scores,
-    reordered_ranks,
-)
+from aurank.evaluation.postprocessing.neighbour_steps import nearest_lists, pair_scores, reordered_ranks
 
 
 def clusters(rows: int, classes: int, dim: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

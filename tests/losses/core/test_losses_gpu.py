@@ -15,10 +15,7 @@ from aurank.losses import (
     SOPRCLoss,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 MAKERS = {
     "fast_ap": FastAPLoss,
     "listwise_ap": ListwiseAPLoss,

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench_losses.py"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")]
 
 
 def growth(name: str, *words: str) -> float:

@@ -60,10 +60,7 @@ def test_two_way_equals_the_loop_with_a_table_for_each_direction() -> None:
         given = two_way.batch(seed)
         similarity = oracles.cosine(given["embeddings"], given["ref_emb"])
         expected = similarity.new_zeros(())
-        for table, scores, own, other in (
-            (tables[0], similarity, "", "ref_"),
-            (tables[1], similarity.T, "ref_", ""),
-        ):
+        for table, scores, own, other in ((tables[0], similarity, "", "ref_"), (tables[1], similarity.T, "ref_", "")):
             masks = oracles.masks(given[f"{own}labels"].tolist(), given[f"{other}labels"].tolist())
             ids = given[f"{own}ids"].tolist()
             expected = expected + oracles.mean(

@@ -34,10 +34,7 @@ def test_siglip_of_one_text_an_image_is_the_sum_over_all_pairs_by_the_batch() ->
 
 @pytest.mark.parametrize(
     ("loss", "oracle"),
-    [
-        (CLIPLoss(0.25), oracles_temperatures.cross_entropy),
-        (SigLIPLoss(0.25, -2.0), oracles_temperatures.sigmoid),
-    ],
+    [(CLIPLoss(0.25), oracles_temperatures.cross_entropy), (SigLIPLoss(0.25, -2.0), oracles_temperatures.sigmoid)],
 )
 def test_any_rows_in_any_order_give_the_mean_of_both_ways(loss: nn.Module, oracle: Callable[..., Any]) -> None:
     given = two_way.batch()

@@ -10,8 +10,6 @@ from testing.equal import batch, check_equal
 
 from aurank.losses import InfoNCELoss, SupConLoss
 
-EACH = pytest.mark.parametrize("make", [InfoNCELoss, SupConLoss])
-
 
 def test_info_nce_is_pml_s_nt_xent_where_all_queries_have_as_many_positives() -> None:
     embeddings, labels = batch([0, 0, 0, 1, 1, 1, 2, 2, 2])
