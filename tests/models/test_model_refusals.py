@@ -81,9 +81,7 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_then_looked_at_a
     monkeypatch.setattr(utils, "get_session", Client)
     monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
     for name in ("timm:test_resnet", "timm:hf-hub:timm/none"):
-        with pytest.raises(
-            UserError, match=r"does not answer: no route to host\); connect to the network once, name a"
-        ):
+        with pytest.raises(UserError, match=r"not answer: no route to host\); connect to the network once, name a"):
             load_model(name)
     assert len(asked) == 2
     assert not hub.HF_HUB_OFFLINE
