@@ -95,6 +95,8 @@ def as_plain(values: Any, name: str) -> "Tensor | np.ndarray | MappedRows":
         if is_nested and all(hasattr(row, "__array__") or isinstance(row, list) for row in array):
             return np.stack([np.asarray(row) for row in array])
         return array
+    except MemoryError:
+        raise
     # Rows of several lengths; whatever else a library refuses to give.
     except Exception as error:
         kind = f"a {type(values).__name__} that makes no array ({first_line(error)[:100]})"

@@ -1,5 +1,6 @@
 """The command line: parse, one library call, print. The only place that prints or exits."""
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -25,7 +26,7 @@ def _make_app() -> click.Group:
     shared, entries = tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8")).values()
     groups = {name: _Group(name, help=text) for name, text in shared["groups"].items()}
     for title, entry in entries.items():
-        function = getattr(commands, title.replace(" ", "_"), print_result)
+        function = getattr(commands, re.sub("[ -]", "_", title), print_result)
         groups[title.rpartition(" ")[0] or "aurank"].add_command(Command(title, function, entry, shared))
     app = groups.pop("aurank")
     for group in groups.values():

@@ -74,7 +74,7 @@ class CollectionRows(SearchIndex):
             raise UserError(f"no index at {address}; make one with aurank index build --to {address}")
         gallery._describe_by(gallery._read_record())
         if not gallery.about["complete"]:
-            raise UserError(f"{address}: its filling was cut short; give the same aurank index build again")
+            raise UserError(f"{address}: filling it was cut short; run the same aurank index build again")
         gallery._call("load_collection")
         return gallery
 

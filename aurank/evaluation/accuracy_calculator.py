@@ -165,8 +165,8 @@ def _whole_labels(labels: Integers, *, rows: int, side: str) -> Int64[np.ndarray
         limit = 2 / float(np.finfo(values.dtype).eps)
         if not ((np.abs(values) < limit) & (values == np.round(values))).all():
             raise UserError(
-                f"the {side} labels are {values.dtype} and hold fractions, or numbers of {limit:.0f} and more, which "
-                "that type may have merged: give integers"
+                f"the {side} labels are {values.dtype} and hold fractions, or numbers from {limit:.0f} on, which that "
+                "type cannot tell apart: give integers"
             )
         labels = values.astype(np.int64)
     return integer_array(labels, name="label", rows=rows, side=side)

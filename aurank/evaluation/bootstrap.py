@@ -59,7 +59,7 @@ class Resampling:
 class Intervals(Resampling):
     __pydantic_config__ = EXACT
 
-    unit: Literal["class", "query"]  # what was drawn: queries where they have no labels
+    unit: Literal["class", "query"]  # what was drawn: single queries if they have no labels
     num_units: int
     bounds: dict[str, tuple[float, float]]
 

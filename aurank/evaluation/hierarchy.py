@@ -108,7 +108,7 @@ def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.
 
 
 def graded(positives: Integers, grade: Float64[np.ndarray, " pair"], num_gallery: int) -> Change:
-    """Return the change that gives ranks the grades of listed pairs."""
+    """Return a function that gives `Ranks` the grades of the listed pairs."""
     pairs = as_array(positives).astype(np.int64)
     keys = pairs[:, 0] * num_gallery + pairs[:, 1]
     order = np.argsort(keys)

@@ -261,7 +261,7 @@ class Report:
             rows, columns = content["num_queries"] - content["num_lone_queries"], content["per_query"]
             needed = ("query", "num_positives", "num_negatives", "first_rank", "ap")
             if rows < 1 or any(name not in columns for name in needed):
-                raise ValueError(f"per_query must hold {', '.join(needed)} of one query or more")
+                raise ValueError(f"per_query must have the columns {', '.join(needed)}, and one query or more")
             for name, values in columns.items():
                 kind: Any = dict[str, Annotated[_KINDS.get(name, list[Number]), Len(rows, rows)]]  # type: ignore[misc]
                 columns[name] = np.asarray(checked({f"per_query.{name}": values}, kind)[f"per_query.{name}"])

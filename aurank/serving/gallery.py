@@ -20,7 +20,7 @@ from aurank.reporting.pictures import thumbnail
 from aurank.serving.uploads import DEEPEST, PhotoSearch, RowSearch, Window, decode_upload
 
 SIDE = 256  # pixels of the longer side of a picture
-_PICTURES, _PHOTOS = 2048, 256  # of the last asked for, pictures and embeddings of photos are kept
+_PICTURES, _PHOTOS = 2048, 256  # so many pictures, and embeddings of photos, of the last requests are kept
 
 # Written as a call, for the key "class".
 Shown = TypedDict("Shown", {"row": int, "name": str, "class": str | None})

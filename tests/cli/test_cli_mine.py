@@ -124,7 +124,7 @@ def test_batches_hold_the_classes_of_mined_pairs_without_suspect_ones_and_state_
     suspect = names.index("train/blue/5.png")
     assert suspect not in near
     assert (near[suspect] == -1).all()
-    with pytest.raises(UserError, match=r"mined of other images, such as 'train/red/0.png'; the data have 'x'"):
+    with pytest.raises(UserError, match=r"of other images, such as 'train/red/0.png'; this data has 'x'"):
         mined_neighbours(table, ["x", "y"])
 
 

@@ -141,7 +141,7 @@ def test_a_filling_that_was_cut_short_is_refused_and_made_anew(
         patch.setattr(collection.CollectionRows, "add", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             in_milvus(tmp_path)
-    with pytest.raises(UserError, match="its filling was cut short"):
+    with pytest.raises(UserError, match="filling it was cut short"):
         ImageIndex.open(f"milvus:{tmp_path}/gallery.db#photos")
     index = in_milvus(tmp_path)
     assert lists(index, made / "photos") == lists(ImageIndex.open(made / "index"), made / "photos")

@@ -76,5 +76,5 @@ def _rows_among(table: Table, paths: Sequence[str]) -> Int64[np.ndarray, "pair 2
     rows = np.array([[row_of.get(path, -1) for path in table[name]] for name in TEXTS[:2]], np.int64).T
     if not (rows >= 0).all(axis=1).any():
         theirs = next(iter(table["query"]), None)
-        raise UserError(f"hard negatives were mined of other images, such as {theirs!r}; the data have {paths[0]!r}")
+        raise UserError(f"the hard negatives are of other images, such as {theirs!r}; this data has {paths[0]!r}")
     return rows

@@ -123,7 +123,7 @@ def look_at(pixels: Pixels) -> Look:
 
 
 def colours_of(image: Image.Image) -> Int8[np.ndarray, "2 cell 3"]:
-    """Return the mean colours of the cells of a coarse grid over an image, and over all but its margin, in Lab."""
+    """Return the mean Lab colours of a coarse grid's cells, over the whole image, and again without its margin."""
     image = image.convert("RGB")
     colours = np.empty((2, CELLS**2, 3), np.int8)
     for part, inset in zip(colours, (0, INSET), strict=True):

@@ -174,7 +174,7 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
             raise UserError(f"column {image!r} holds {rows}; expected the bytes of an image file in every row")
         _, offsets, values = chunk.buffers()
         ends = np.frombuffer(offsets, np.int32 if is_narrow else np.int64)[chunk.offset :][: len(chunk) + 1].tolist()
-        # What had not to be unpacked lies in the file itself, as far from its beginning as in memory.
+        # Values that needed no unpacking lie in the mapped file, at their address less its start.
         first = -1 if values is None else values.address - buffer.address
         where, first = (part, first) if 0 <= first < buffer.size else (values, 0)
         for start, end in pairwise(ends):

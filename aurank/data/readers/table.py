@@ -110,7 +110,7 @@ def _box(where: str, line: Mapping[str, str]) -> tuple[int, int, int, int] | Non
     values = [line[column] for column in _BOX]
     if not any(values):
         return None
-    with suppress(ValueError, OverflowError):  # no number, NaN, infinity
+    with suppress(ValueError, OverflowError):  # text that is no number; NaN and infinity, which round() refuses
         x1, y1, x2, y2 = (round(float(value)) for value in values)
         if 0 <= x1 < x2 < 2**31 and 0 <= y1 < y2 < 2**31:
             return x1, y1, x2, y2

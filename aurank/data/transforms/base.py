@@ -146,7 +146,7 @@ class Pipeline(ABC):
 
     @property
     def least_decoded_side(self) -> int | None:
-        """The shorter side down to which a photo may be decoded smaller, on average within 2 of 255 levels; or None."""
+        """The shorter side to which decoding may reduce a photo (mean error below 2 of 255 levels), or None."""
         return None if self.needed_side is None else math.ceil(self._headroom * self.needed_side)
 
     @property

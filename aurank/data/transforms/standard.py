@@ -278,7 +278,7 @@ class SimCLR(CropFlip):
 
     def change(self, prepared: Prepared, seed: int) -> View:
         chance = chance_of(seed)
-        # By area: a small crop may be smaller than the part of the image that it is made of.
+        # Averaged by area: the result may have fewer pixels than the part of the image that it is cut from.
         view = self._part(prepared, chance, by_area=True)
         view = flipped(view) if happens(chance, self.flip) else view
         if self.channels == 3:
@@ -347,7 +347,7 @@ class Library(Pipeline):
             remedy = "put a transform that pads or resizes before the one that does"
             raise UserError(f"data.train_transform fails on {size} ({first_line(error)}); {remedy}") from error
         if not isinstance(changed, np.ndarray) or changed.dtype != np.uint8:
-            raise UserError(f"its result must be a uint8 image: leave out {self.makes_float}")
+            raise UserError(f"data.train_transform must make a uint8 image: leave out {self.makes_float}")
         return np.ascontiguousarray(resize(with_channels(changed), *self.size, self.interpolation))
 
     @abstractmethod

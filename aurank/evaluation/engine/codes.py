@@ -175,7 +175,7 @@ def int8_speed(dim: int) -> float:
     try:
         with full_precision(one_thread=True):
             times = [[timeit.timeit(step, number=1) for step in steps] for _ in range(9)]
-    except (AttributeError, RuntimeError):  # torch has none, or not for this processor
+    except (AttributeError, RuntimeError):  # torch has no product of int8, or none for this processor
         return 0.0
     wide = planes[:, :dim].double()
     slow, fast = np.min(times, axis=0)

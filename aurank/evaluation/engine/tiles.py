@@ -145,7 +145,7 @@ class Tiles:
 
 
 def consecutive(offset: np.ndarray, queries: slice, *, most: int, side: int | None = None) -> list[slice]:
-    """Cut a range of queries into blocks of at most so many thresholds, unless one query has more, and queries."""
+    """Cut queries into blocks of at most `side` queries and `most` thresholds; one with more is a block alone."""
     blocks, start = [], queries.start
     while start < queries.stop:
         stop = int(np.searchsorted(offset, offset[start] + most, side="right")) - 1

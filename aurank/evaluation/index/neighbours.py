@@ -355,7 +355,7 @@ class Index(SearchIndex):
 
 
 def drop_own(row: np.ndarray, similarity: np.ndarray, leave_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lists of neighbours without the row that each query must not find, -1 for none."""
+    """Return lists of neighbours without the row `leave_out` of each query, -1 where nothing is left out."""
     # Entries after the dropped row move up, and padding fills the end.
     row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
     drop = (row == leave_out[:, None]) & (leave_out[:, None] >= 0)

@@ -108,7 +108,7 @@ class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no type
 
 
 class NonZeroMeanReducer(AvgNonZeroReducer):  # type: ignore[misc]
-    """PML's mean of what is above 0, which would leave out NaN, and let training go on."""
+    """PML's mean of what is above 0, but NaN stays NaN: PML's would leave it out, and training would go on."""
 
     def element_reduction_helper(self, losses: Tensor, embeddings: Tensor) -> Tensor:
         return losses.sum() if losses.isnan().any() else super().element_reduction_helper(losses, embeddings)
