@@ -74,7 +74,7 @@ VARIANTS: dict[str, Callable[[], Loss]] = {
 }
 NAMES = [PRODUCT, *LOSSES, *VARIANTS, XBM, *PEERS]
 OF_CLASSES = {
-    *("arcface", "auroc", "blackbox_ap", "circle", "coding_rate", "contrastive", "cosface", "fast_ap"),
+    *("arcface", "auroc", "blackbox_ap", "circle", "contrastive", "cosface", "fast_ap"),
     *("hierarchical_ap", "listwise_ap", "multi_similarity", "normalized_softmax", "pnp", "proxy_anchor", "proxy_nca"),
     *("recall_at_k", "semi_variance", "smooth_ap", "soft_triple", "soprc", "subcenter_arcface", "sup_ap"),
     *("sup_recall", "triplet", PRODUCT, *VARIANTS, XBM, *PEERS),

@@ -112,12 +112,10 @@ def tune(call: Call, *, out: Path | None = None, ranges: Path | None = None, onl
     console.say(f"written to {out}: best.yaml to train with, tune.html to look at")
 
 
-def profile(call: Call, *, as_json: bool = False) -> None:
+def profile(call: Call) -> None:
     with draw_stages("preparing") as listener:
         result = call(listener=listener)
-    if result.is_main and as_json:
-        click.echo(json.dumps(result.to_json(), indent=1))
-    elif result.is_main:
+    if result.is_main:
         console.say(result, *([f"written to {call['trace']}"] if "trace" in call else []))
 
 

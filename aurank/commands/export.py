@@ -71,28 +71,24 @@ class Exported:
 
     Attributes:
         files: bytes by name, the card included.
-        check: of the model's own file.
-        int8: of the 8-bit graph, which is meant to differ.
+        checks: of the model's own file, and of the 8-bit graph, which is meant to differ.
         notes: what cannot be seen from the numbers.
 
     Example:
         >>> check = Check("model.onnx", images=10, max_difference=2e-7, before=0.75, after=0.75)
-        >>> print(Exported(Path("exported"), "onnx", {"model.onnx": 1234}, check))
+        >>> print(Exported(Path("exported"), {"model.onnx": 1234}, [check]))
         model.onnx: max difference 2.0e-07 over 10 images; mauprc 0.7500 before, 0.7500 after
         written to exported: model.onnx 1,234 bytes
     """
 
     out: Path
-    target: str
     files: dict[str, int]
-    check: Check
-    int8: Check | None = None
+    checks: list[Check]
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = [str(self.check), *([] if self.int8 is None else [str(self.int8)]), *self.notes]
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in self.files.items())
-        return "\n".join([*lines, f"written to {self.out}: {sizes}"])
+        return "\n".join([*map(str, self.checks), *self.notes, f"written to {self.out}: {sizes}"])
 
 
 def export_model(
@@ -130,7 +126,7 @@ def export_model(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = aurank.train(config, f"{folder}/run")
         ...     exported = export_model(f"{folder}/run/best", "hf", f"{folder}/exported")
-        >>> exported.check.is_same, sorted(exported.files)
+        >>> exported.checks[0].is_same, sorted(exported.files)
         (True, ['README.md', 'config.json', 'export.json', 'model.safetensors', 'preprocessing.json'])
     """
     out, running = Path(out), running or RunOptions()
@@ -190,7 +186,7 @@ def export_model(
         content |= {"checks": [dataclasses.asdict(check) for check in checks], "versions": card["versions"]}
         write_text(folder / RESULT, json.dumps(content, indent=1) + "\n")
         sizes = _sizes(folder)
-    return Exported(out, to, sizes, checks[0], checks[1] if int8 else None, notes)
+    return Exported(out, sizes, checks, notes)
 
 
 def _require_expressible(to: str, config: Config) -> None:

@@ -16,7 +16,6 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "blackbox_ap": "ranking.blackbox_ap:BlackBoxAPLoss",
         "circle": "wrappers.pml:circle",
         "clip": "in_batch.clip:CLIPLoss",
-        "coding_rate": "in_batch.coding_rate:CodingRateLoss",
         "contrastive": "wrappers.pml:contrastive",
         "cosface": "wrappers.pml:cosface",
         "cyclip": "in_batch.clip:CyCLIPLoss",
@@ -80,7 +79,6 @@ if TYPE_CHECKING:  # the names of these files
     from aurank.losses.global_contrastive.neuclip import *
     from aurank.losses.global_contrastive.sogclr import *
     from aurank.losses.in_batch.clip import *
-    from aurank.losses.in_batch.coding_rate import *
     from aurank.losses.in_batch.contrastive import *
     from aurank.losses.ranking.binned_ap import *
     from aurank.losses.ranking.blackbox_ap import *

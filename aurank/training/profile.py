@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,6 @@ class TrainingProfile:
 
     def share(self, name: str) -> float:
         return self.phases[name] / sum(self.phases.values())
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "images_per_second": self.images_per_second, "bottleneck": self.bottleneck}
 
     def __str__(self) -> str:
         lines = [

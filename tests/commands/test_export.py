@@ -49,14 +49,14 @@ def test_an_export_is_checked_and_says_how_it_is_used(
         pytest.importorskip("onnxscript")
     out = tmp_path / "out, with a comma"
     exported = export_model(str(tiny_run / "best"), to, out, images=few, int8=to == "onnx", licence="mit")
-    check = exported.check
+    check = exported.checks[0]
     assert check.images == 12
     assert check.max_difference < 1e-5
     assert f"{check.before:.4f}" == f"{check.after:.4f}"
     assert exported.files == {path.name: path.stat().st_size for path in out.iterdir()}
     assert str(exported).startswith(str(check))
     if to == "onnx":
-        assert exported.int8.file == "model.int8.onnx"
+        assert exported.checks[1].file == "model.int8.onnx"
         assert exported.files["model.int8.onnx"] < 0.5 * exported.files["model.onnx"]
     kept = json.loads((out / "export.json").read_text(encoding="utf-8"))
     assert kept["checks"][0]["max_difference"] == check.max_difference
@@ -77,7 +77,7 @@ def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSel
     pytest.importorskip("onnxscript")
     exported = export_model(f"aurank:{tiny_run / 'best'}", "onnx", tmp_path / "out", images=few)
     report = evaluate_model(f"onnx:{tmp_path / 'out' / 'model.onnx'}", few)
-    assert report.mauprc == pytest.approx(exported.check.before, abs=1e-6)
+    assert report.mauprc == pytest.approx(exported.checks[0].before, abs=1e-6)
     assert evaluate_model(f"onnx:{tmp_path / 'out'}", few).mauprc == report.mauprc
     with pytest.raises(UserError, match=r"holds an earlier export; name another folder, or add --overwrite"):
         export_model(str(tiny_run / "best"), "hf", tmp_path / "out")

@@ -23,7 +23,6 @@ NEEDED: dict[str, dict[str, Any]] = {
 REFUSED: dict[str, dict[str, list[Any]]] = {
     "auroc": {"temperature": [0]},
     "blackbox_ap": {"lambda_": [0], "margin": [-0.1], "flat_weight": [1]},
-    "coding_rate": {"epsilon": [0]},
     "contrastive": {"reduction": ["avg"], "pos_margin": [float("nan")]},
     "cyclip": {"in_modal": [-1]},
     "dcl": {"temperature": [0], "weight_sigma": [-1]},

@@ -86,7 +86,6 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "blackbox_ap margin": BlackBoxAPLoss,
     "clip two_way": lambda: against_another_modality(CLIPLoss()),
     "circle": LOSSES["circle"],
-    "coding_rate": LOSSES["coding_rate"],
     "contrastive": LOSSES["contrastive"],
     "cross_batch_memory": lambda: CrossBatchMemory(contrastive(), embedding_size=WIDTH, memory_size=40),
     "emc2 reencode": lambda: reencoded(EMC2Loss(SAMPLES, out_of_batch="reencode", **KEYED)),

@@ -1,6 +1,7 @@
 """Where the time of a step goes: the phases add up, and the part that is slow is the one that is named."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,6 @@ def test_a_slow_loss_is_named_and_every_phase_is_measured(
     mining = {"sampler"} if "sampler" in sections else set()
     assert measured == {"data", "forward", "loss", "backward", "optimiser", "rest"} | mining
     assert 2 < profile.images / batches <= 16
-    assert json.loads(json.dumps(profile.to_json()))["bottleneck"] == "loss"
 
 
 def test_a_slow_reader_is_named_and_nothing_is_written_but_the_trace(
@@ -86,7 +86,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 def test_the_main_process_alone_tells_the_images_of_all(tmp_path: Path) -> None:
     config = write_config(tmp_path, tiny_config())
-    results = succeeded(launch([["profile", config, "--steps", 2, "--json"]] * 2))
+    results = succeeded(launch([["profile", config, "--steps", 2]] * 2))
     assert results[1][1] == ""
-    profile = json.loads(results[0][1])
-    assert 8 < profile["images"] <= 16  # of each process at most 8
+    images = int(re.match(r"2 steps of (\d+) images", results[0][1])[1])  # type: ignore[index]
+    assert 8 < images <= 16  # of each process at most 8

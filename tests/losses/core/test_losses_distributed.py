@@ -105,14 +105,13 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
     return results
 
 
-WITHOUT_REFERENCES = [*PROXIES, "coding_rate"]
 FEW = ["soprc", "emc2", "neuclip"]  # for ways in which losses do not differ
 
 
 def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
     """Every loss with references and a memory for two processes, a few without and with a miner, and for three."""
     names = NAMES if world == 2 else FEW
-    ways = [(name, "plain" if name in WITHOUT_REFERENCES else "references") for name in names]
+    ways = [(name, "plain" if name in PROXIES else "references") for name in names]
     ways += [(name, way) for name in FEW for way in ("plain", "miner")]
     found = {f"{name} {way}": (make(name, distributed=True), way) for name, way in ways}
     reencoding = make("emc2", distributed=True, out_of_batch="reencode")
@@ -125,7 +124,7 @@ def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
     found["miner inside"] = (CrossBatchMemory(inner, embedding_size=5, memory_size=50, distributed=True), "random")
     several = [SmoothAPLoss(), make("soprc"), make("contrastive"), make("proxy_anchor")]
     found["several"] = (MultipleLosses(several, widths=[3, None, 4, None], distributed=True), "references")
-    proxies = MultipleLosses([SmoothAPLoss(), make("arcface"), make("coding_rate")])
+    proxies = MultipleLosses([SmoothAPLoss(), make("arcface")])
     found["proxies memory"] = (
         CrossBatchMemory(proxies, embedding_size=5, memory_size=50, distributed=True),
         "miner" if world == 2 else "plain",
