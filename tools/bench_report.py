@@ -19,8 +19,7 @@ import torch
 from measuring import alone, forget_peak, resident_megabytes
 
 import aurank
-from aurank.commands import evaluation_page
-from aurank.commands.report import Measurement
+from aurank.commands.report import Measurement, evaluation_page
 from aurank.data import ImageSource, build_manifest
 from aurank.embedding.embedded import described
 from aurank.reporting.results import write_results

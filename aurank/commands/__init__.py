@@ -16,13 +16,11 @@ if TYPE_CHECKING:  # the names of these files
     from aurank.commands.evaluate import *
     from aurank.commands.export import *
     from aurank.commands.galleries.build_index import *
-    from aurank.commands.galleries.postprocess import *
     from aurank.commands.galleries.search import *
     from aurank.commands.init import *
     from aurank.commands.pairs import *
     from aurank.commands.prepare import *
     from aurank.commands.probe import *
-    from aurank.commands.report import *
     from aurank.commands.run_options import *
     from aurank.commands.tune import *
 else:
@@ -35,13 +33,11 @@ else:
         "evaluate": ["calibrate_model", "evaluate_model", "evaluate_to_folder", "mine_model"],
         "export": ["Exported", "export_model"],
         "galleries.build_index": ["IndexChange", "add_images", "build_index", "remove_images"],
-        "galleries.postprocess": ["read_postprocessing"],
         "galleries.search": ["Hit", "ImageIndex", "PhotoHits", "search_photos"],
         "init": ["write_first_configuration"],
         "pairs": ["PairsResult", "evaluate_pairs"],
         "prepare": ["prepare_data"],
         "probe": ["probe_model"],
-        "report": ["evaluation_page"],
         "run_options": ["RunOptions"],
         "tune": ["Tuned", "tune"],
     }

@@ -40,15 +40,7 @@ class Measurement:
 
 
 def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[str] = ()) -> str:
-    """Return the page of an evaluation as HTML text, with the doctor's findings; `classes` get grids of their own.
-
-    Example:
-        >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]])
-        >>> flags = {"is_query": np.ones(4, bool), "is_gallery": np.ones(4, bool), "groups": np.full(4, -1)}
-        >>> embedded = Embedded(rows, np.array([0, 0, 1, 1]), np.arange(4), np.array(["a", "b", "c", "d"]), **flags)
-        >>> "4 embeddings of 2" in evaluation_page(embedded.evaluate(neighbours=2), Measurement("mine", embedded))
-        True
-    """
+    """Return the page of an evaluation as HTML text, with the doctor's findings; `classes` get grids of their own."""
     from aurank.reporting.report_page import report_page
 
     source = None if measured.images is None else measured.images.source

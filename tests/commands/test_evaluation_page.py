@@ -7,8 +7,8 @@ import pytest
 from testing.cases import Elements
 from testing.trees import write_tree
 
-from aurank.commands import RunOptions, evaluate_model, evaluation_page, examine_embeddings
-from aurank.commands.report import Measurement, examine_measured
+from aurank.commands import RunOptions, evaluate_model, examine_embeddings
+from aurank.commands.report import Measurement, evaluation_page, examine_measured
 from aurank.embedding import ImageSelection
 from aurank.embedding.embedded import Embedded
 

@@ -14,24 +14,18 @@ from aurank.errors import UserError
 from aurank.evaluation.postprocessing import PostProcessing
 
 
-def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | None = None) -> PostProcessing:
-    """Return the steps that a text names, or that a file holds, fitted on the rows of `fit_on` where that is given.
-
-    Args:
-        text: such as "center, query_expansion:k=5", or the name of a .safetensors file that was written before.
-        distance: of the evaluation.
-        fit_on: a file of embeddings (.npz or .npy) of training images, or of several splits, which it names.
-
-    Example:
-        >>> print(read_postprocessing("query_expansion:k=3"))
-        query_expansion:k=3
-    """
-    is_file = text.endswith(".safetensors")
-    steps = PostProcessing.load(text) if is_file else PostProcessing.parse(text, distance=distance)
+def read_steps(postprocess: str | None, fit_on: Path | None, distance: str) -> PostProcessing | None:
+    """Return the steps that a text names, or that a file holds, fitted on the rows of `fit_on` where that is given."""
+    if postprocess is None:
+        if fit_on is not None:
+            raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
+        return None
+    is_file = postprocess.endswith(".safetensors")
+    steps = PostProcessing.load(postprocess) if is_file else PostProcessing.parse(postprocess, distance=distance)
     if fit_on is None:
         return steps
     if steps.is_fitted:
-        raise UserError(f"--fit-on {fit_on} has no use: no step of {text!r} has anything to learn")
+        raise UserError(f"--fit-on {fit_on} has no use: no step of {postprocess!r} has anything to learn")
     content = read_shards(fit_on) if fit_on.is_dir() else load_arrays(fit_on)
     rows = content.get("embeddings", content.get(""))
     if rows is None:
@@ -40,12 +34,6 @@ def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | N
     if (splits := content.get("splits")) is not None and splits.shape == rows.shape[:1]:
         rows = rows[splits == "train"]
     return steps.fit(rows)
-
-
-def read_steps(postprocess: str | None, fit_on: Path | None, distance: str) -> PostProcessing | None:
-    if postprocess is None and fit_on is not None:
-        raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
-    return None if postprocess is None else read_postprocessing(postprocess, distance=distance, fit_on=fit_on)
 
 
 def training_images(prepared: PreparedModel) -> Manifest | None:
