@@ -112,6 +112,17 @@ def tune(call: Call, *, out: Path | None = None, ranges: Path | None = None, onl
     console.say(f"written to {out}: best.yaml to train with, tune.html to look at")
 
 
+def adapt(call: Call) -> None:
+    def show(line: str) -> None:
+        progress.stop()  # until the next step
+        console.say(line)
+
+    with bar("adapting") as (progress, draw):
+        call(listener=show, progress=listening(draw))
+    out = call.get("out", "runs/adapted")
+    console.say(f"written to {out}: aurank:{out}/best to measure, search with or export, adapt.html to look at")
+
+
 def profile(call: Call) -> None:
     with draw_stages("preparing") as listener:
         result = call(listener=listener)

@@ -95,7 +95,8 @@ def write_first_configuration(
     measuring = is_labelled * [f"aurank evaluate --model {model} {data} --out before"]
     comparing = is_labelled * [f"aurank evaluate --model aurank:{run}/best --out after", "aurank compare before after"]
     index = [f"aurank index build --model aurank:{run}/best {data} --split all --out index", "aurank serve index"]
-    commands = [f"aurank doctor {name}", *measuring, f"aurank train {name} --out {run}", *comparing, *index]
+    adapting = is_labelled * [f"aurank adapt {name} --out {run}-adapted"]
+    commands = [*adapting, f"aurank doctor {name}", *measuring, f"aurank train {name} --out {run}", *comparing, *index]
     following = [f"written, with a reason beside each choice: {out}. To go on:", *(f"  {line}" for line in commands)]
     if ",input_size" in model and ",weights=" not in model:
         following.append(f"Without network take a file of weights: aurank train {name} model.weights=FILE")

@@ -13,6 +13,7 @@ from pydantic import PositiveInt
 from torch.profiler import record_function
 
 from aurank.config import Config
+from aurank.data import Manifest
 from aurank.files import replacing, require_writable
 from aurank.losses import CrossBatchMemory
 from aurank.training.components import read_config
@@ -120,6 +121,7 @@ def profile_training(
     config: Config | Path | str | dict[str, Any],
     overrides: Sequence[str] = (),
     *,
+    dataset: Manifest | None = None,
     steps: PositiveInt = 50,
     trace: Path | None = None,
     listener: Callable[[str, int, int], None] = lambda stage, done, total: None,
@@ -127,7 +129,7 @@ def profile_training(
     """Train for a few steps, to say where their time goes; nothing is written but the trace.
 
     Args:
-        config, overrides: as for `train`.
+        config, overrides, dataset: as for `train`.
         steps: steps to measure, after a warm-up.
         trace: a trace (.json) to write, for Chrome or Perfetto, of three further steps of the main process.
         listener: called in the main process with "steps", how many of them are done and how many there are.
@@ -155,7 +157,7 @@ def profile_training(
     train = config.train.model_copy(update=changes)
     with training_group(config) as group:
         require_same(config, **{"--steps": steps, "--trace": str(trace)})
-        trainer = build_trainer(config.model_copy(update={"train": train}))
+        trainer = build_trainer(config.model_copy(update={"train": train}), dataset)
         if isinstance(trainer.loss, CrossBatchMemory):
             trainer.loss.start_at = min(trainer.loss.start_at, 1)  # as in most of a run, the memory is in use
         clock, loop = PhaseClock(trainer), Loop(trainer, Path(), {}, progress=Progress(), writes=False)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from aurank.config import Config
 from aurank.config.components import build
 from aurank.config.schema import NO_BACKBONE
-from aurank.data import Batch, ImageDataset
+from aurank.data import Batch, ImageDataset, Manifest
 from aurank.data.prepared import PreparedImages
 from aurank.distributed import ProcessGroup, launched
 from aurank.embedding.build import (
@@ -228,9 +228,9 @@ class Trainer:
         self.optimiser.zero_grad()
 
 
-def build_trainer(config: Config) -> Trainer:
+def build_trainer(config: Config, dataset: Manifest | None = None) -> Trainer:
     seed_everything(config.seed)
-    return Trainer(config, build_splits(config))
+    return Trainer(config, build_splits(config, dataset))
 
 
 @torch.no_grad()

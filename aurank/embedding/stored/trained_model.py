@@ -158,7 +158,7 @@ def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
     with reading(where, "one", remedy=_AS_ROWS):
         base = load_model(features.model)
     require_same_model(base, features.weights_sha256, features.preprocessing, where, "put its own back, or train anew")
-    joined = _joined(config, base)
+    joined = joined_config(config, base)
     weights = _backbone_weights(joined, base, name)
 
     def merged(head: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
     return content
 
 
-def _joined(config: Config, base: ImageModel) -> Config:
+def joined_config(config: Config, base: ImageModel) -> Config:
     """Return the configuration of head and backbone; UserError unless its transform gives what the model is shown."""
     kind, model_id, options = check_model(base.name)
     file, params = options.get("weights"), {}
