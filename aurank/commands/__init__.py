@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the names of these files
     from aurank.commands.tune import *
 else:
     NAMES = {
-        "adapt": ["Adapted", "adapt"],
+        "adapt": ["adapt"],
         "average": ["average_models"],
         "benchmarks.benchmark": ["run_benchmark"],
         "compare": ["compare_reports"],

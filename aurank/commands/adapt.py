@@ -35,8 +35,10 @@ from aurank.embedding.settings import read_data
 from aurank.embedding.stored.checkpoint import image_weights, load_checkpoint, save_checkpoint
 from aurank.embedding.stored.trained_model import joined_config
 from aurank.errors import Diverged, UserError, first_line
-from aurank.evaluation import PostProcessing, Report, Resampling, compare
-from aurank.evaluation.metrics import mean
+from aurank.evaluation import PostProcessing, Report, Resampling
+from aurank.evaluation.bootstrap import resampled_means
+from aurank.evaluation.metrics import Classes
+from aurank.evaluation.significance import over_seeds
 from aurank.files import claimed, read_record, write_text
 from aurank.models.adapters.by_name import load_model
 from aurank.models.encoder import Encoder, Pooled
@@ -52,11 +54,11 @@ LINEAR = {"centred": "center", "whitened": "whiten:shrinkage=0.5"}
 HEADS = {"head, SOPRC": [], "head, SupCon": ["loss.name=sup_con", "loss.params.temperature=0.1"]}
 IMAGES = {"LoRA": ["model.freeze=null", "model.lora={rank: 8}"], FINE_TUNING: [], AVERAGE: []}
 HEAD_SECONDS, TRIED = 6.0, 48  # of the 300 steps of a head, as assumed; images of the trial
-LEAST, ALPHA = 6, 0.05  # of fewer classes no paired bootstrap has a p-value below ALPHA
+ALPHA = 0.05  # chance that any step is kept which is no better
 Line = dict[str, Any]
 
 
-class Step(TypedDict, total=False):
+class _Step(TypedDict, total=False):
     """A step of adapt.json; what was not tried has the first four."""
 
     name: str
@@ -64,11 +66,12 @@ class Step(TypedDict, total=False):
     reason: str  # why it is not tried
     expected: float  # seconds
     seconds: float
-    mauprc: float  # of the held-out classes of its folds
-    interval: tuple[float, float]
+    ap: list[list[float]]  # by fold: mean average precision of each held-out class
+    queries: list[list[int]]  # and its images
+    mauprc: tuple[float, float, float]  # over the folds, and its interval over classes
     against: str  # the best step before it
     difference: tuple[float, float, float]  # from that one on the same classes, and its interval
-    p: float
+    p: float  # of no difference
     bytes: int  # of an image in an index
     ms: float  # to read and embed an image, in the trial
     kept: bool
@@ -76,7 +79,7 @@ class Step(TypedDict, total=False):
 
 class _Saved(TypedDict):
     settings: Line
-    steps: list[Step]
+    steps: list[_Step]
     kept: str | None  # None: it has not ended
     test: dict[str, list[float]]  # mAUPRC of the start and of what is kept, and their difference, with intervals
 
@@ -92,9 +95,10 @@ def adapt(
 ) -> Line:
     """Try what may make a published network better, cheapest first; keep what surely does; return adapt.json.
 
-    A step is measured on held-out training classes, and kept if a paired bootstrap over these says that it is better
-    than the best so far: the 95 % interval of the difference is above 0, and p below 0.05. A trial of some batches
-    decides which steps fit in the time. The same call goes on with what was stopped, and ends the same.
+    A step is measured on held-out training classes, and kept if it is surely better than the best so far: the 95 %
+    interval of the difference, by a paired bootstrap over these classes, is above 0, and p (Student's t over them, as a
+    bootstrap of few is too sure) below 0.05 / steps. A trial of some batches decides which steps fit in the time. The
+    same call goes on with what was stopped, and ends the same.
 
     Args:
         data: a folder of images by class, a configuration, or READER:PATH; from Python a manifest too.
@@ -127,7 +131,7 @@ def adapt(
         else:
             raise UserError(f"{manifest.name} has too few training classes to hold some out: 4 are needed")
         settings = {"config": config.model_dump(mode="json"), "images": manifest.sha256[:16], "backbones": names}
-        settings |= {"hours": hours, "folds": f"{folds} by {by}"}
+        settings |= {"hours": hours, "folds": f"{folds} folds by {by}"}
         saved: _Saved = {"settings": settings, "steps": [], "kept": None, "test": {}}
         search = _Search(out, configs, manifest, fold, saved, listener, progress)
         if (out / "adapt.json").exists():
@@ -138,7 +142,7 @@ def adapt(
         else:
             search.plan(hours)
         for step in saved["steps"]:
-            if step["folds"] and "seconds" not in step:
+            if step["folds"] and "kept" not in step:
                 search.run(step)
         if saved["kept"] is None:
             search.conclude()
@@ -185,6 +189,18 @@ def _published(config: Config) -> tuple[Config, Encoder]:
     return config, build_encoder(config.model, channels=config.data.channels).eval()
 
 
+def _by_class(report: Report) -> tuple[np.ndarray, np.ndarray]:
+    classes = Classes.of(report.per_query["label"])
+    return classes.means(report.per_query["ap"]), classes.count
+
+
+def _resampled(ap: np.ndarray, queries: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean over queries and its 95 % interval over classes."""
+    how, terms = Resampling(10_000), np.stack([ap * queries, queries], axis=1).astype(np.float64)
+    (draws,) = resampled_means(terms[None], resamples=how.resamples, seed=how.seed)
+    return float(terms[:, 0].sum() / queries.sum()), *how.interval(draws)
+
+
 @dataclass(eq=False)
 class _Search:
     out: Path
@@ -210,10 +226,10 @@ class _Search:
 
     def plan(self, hours: float) -> None:
         """Decide by a trial of some batches of each network, the slowest of which counts, which steps fit."""
-        started, first, all_folds = time.perf_counter(), self.configs[PUBLISHED], int(self.fold.max()) + 1
+        started, first, folds = time.perf_counter(), self.configs[PUBLISHED], int(self.fold.max()) + 1
         trials = {name: self.trial(config) for name, config in self.configs.items()}
         image, step = np.max([*trials.values()], axis=0).tolist()
-        folds, embedding, training = all_folds, len(self.manifest) * image, int((self.fold >= 0).sum()) * image
+        embedding, training = len(self.manifest) * image, int((self.fold >= 0).sum()) * image
         tuning = first.train.steps * step + training * (first.model.head_start == "pca")
         costs = dict.fromkeys(self.configs, (embedding / folds, 0.0))  # seconds of a fold, and at the end
         costs |= dict.fromkeys(LINEAR, (1.0, 1.0)) | dict.fromkeys(HEADS, (HEAD_SECONDS, HEAD_SECONDS))
@@ -225,9 +241,7 @@ class _Search:
             needed = hours + (embedding - left) / 3600
             raise UserError(f"--hours {hours:g} is too short for one step: the published features need {needed:.2g}")
         for name, (cost, end) in costs.items():
-            classes = [len(np.unique(self.manifest.labels[np.isin(self.fold, range(n))])) for n in range(folds + 1)]
             fitting = [n for n in range(1, folds + 1) if n * cost + max(last, end) <= left]
-            fitting = [n for n in fitting if n == all_folds or classes[n] >= LEAST]
             reason = self.misfit(name)
             if not fitting and not reason:
                 times = duration(cost + end), duration(max(0.0, left - last))
@@ -235,7 +249,7 @@ class _Search:
             if not reason:
                 folds, last = max(fitting), max(last, end)
                 left -= folds * cost
-            line: Step = {"name": name, "folds": 0 if reason else folds, "reason": reason, "expected": folds * cost}
+            line: _Step = {"name": name, "folds": 0 if reason else folds, "reason": reason, "expected": folds * cost}
             line |= {"ms": 1000 * trials[name][0]} if name in trials else {}
             self.saved["steps"].append(line)
             self.listener(f"{name}: " + (f"not tried {reason}" if reason else f"{duration(folds * cost)} expected"))
@@ -264,31 +278,38 @@ class _Search:
             return f"({first_line(error)})"
         return ""
 
-    def run(self, step: Step) -> None:
-        name, folds, started, best = step["name"], step["folds"], time.perf_counter(), self.kept[-1]
+    def run(self, step: _Step) -> None:
+        name, started = step["name"], time.perf_counter()
+        best = next(each for each in self.saved["steps"] if each["name"] == self.kept[-1])
         try:
-            report = self.report(name, folds)
+            for fold in range(len(step.setdefault("ap", [])), step["folds"]):
+                ap, queries = _by_class(self.measure(name, fold))
+                step["ap"].append(ap.tolist())
+                step.setdefault("queries", []).append(queries.tolist())
+                self.save()
         except (Diverged, UserError) as error:
             if name == PUBLISHED:
                 raise
             step |= {"folds": 0, "reason": f"({first_line(error)})"}
             text = f"not tried {step['reason']}"
         else:
-            interval, config = report.with_intervals().intervals.bounds["mauprc"], self.config(name)  # type: ignore[union-attr]
+            config, ap, queries = self.config(name), np.concatenate(step["ap"]), np.concatenate(step["queries"])
             is_projected = name in {**HEADS, **IMAGES} and not config.model.discard_head
             width = config.model.dim if is_projected else self.features(self.network).embeddings.shape[1]
-            ms = {line["name"]: line.get("ms", 0.0) for line in self.saved["steps"]}
-            step |= {"mauprc": report.mauprc, "interval": interval, "kept": True, "bytes": 4 * width}
-            step |= {"ms": ms[name] or ms[self.network]}
-            text = f"mAUPRC {report.mauprc:.4f} [{interval[0]:.4f}, {interval[1]:.4f}]"
+            ms = {each["name"]: each.get("ms", 0.0) for each in self.saved["steps"]}
+            mauprc = _resampled(ap, queries)
+            step |= {"mauprc": mauprc, "bytes": 4 * width, "ms": ms[name] or ms[self.network], "kept": True}
+            text = "mAUPRC {:.4f} [{:.4f}, {:.4f}]".format(*mauprc)
             if name != PUBLISHED:
-                change = compare(self.report(best, folds), report)
-                step |= {"against": best, "difference": (change.difference, *change.interval), "p": change.p_value}
-                step |= {"kept": change.interval[0] > 0 and change.p_value < ALPHA}
-                gained = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*step["difference"])
-                text += f", {gained} against {best}: {'kept' if step['kept'] else 'not kept'}"
+                change = ap - np.concatenate(best["ap"][: step["folds"]])
+                difference, p = _resampled(change, queries), over_seeds(change)[2]  # of classes here
+                p = 1.0 if p is None else p
+                is_better = difference[1] > 0 and p < ALPHA / len(self.saved["steps"])
+                step |= {"against": best["name"], "difference": difference, "p": p, "kept": is_better}
+                text += ", {:+.4f} [{:+.4f}, {:+.4f}] against ".format(*difference) + best["name"]
+                text += ": kept" if is_better else ": not kept"
         self.listener(f"{name}: {text}")
-        step["seconds"] = round(time.perf_counter() - started, 2)
+        step["seconds"] = step.get("seconds", 0.0) + time.perf_counter() - started
         self.save()
 
     def config(self, name: str) -> Config:
@@ -313,19 +334,6 @@ class _Search:
             embed(Pooled(encoder), data, **how).save(self.file(name))
         return Embedded.load(self.file(name))
 
-    def report(self, name: str, folds: int) -> Report:
-        """Return the report of the held-out classes of some folds, each among those of its fold."""
-        reports = []
-        for fold in range(folds):
-            if not (file := self.out / f"work/{name} {fold}.json").exists():
-                self.measure(name, fold).save(file)
-            reports.append(Report.load(file))
-        keys = ("query", "num_positives", "num_negatives", "first_rank", "ap", "class")
-        columns = {key: np.concatenate([report.per_query[key] for report in reports]) for key in keys}
-        columns["label"] = np.unique(columns["class"], return_inverse=True)[1]
-        sizes = {key: sum(getattr(report, key) for report in reports) for key in ("num_queries", "num_gallery")}
-        return replace(reports[0], per_query=columns, metrics={"mauprc": mean(columns["ap"])}, **sizes)
-
     def measure(self, name: str, fold: int) -> Report:
         if name in IMAGES:
             save_checkpoint(path := self.out / "work/fold.safetensors", self.learn(name, fold))
@@ -339,8 +347,7 @@ class _Search:
         return held.evaluate(**evaluation_options(self.configs[PUBLISHED]))
 
     def evaluate(self, path: Path, images: ImageSelection) -> Report:
-        how: Line = {"running": RunOptions(listener=self.progress), "resampling": Resampling()}
-        return evaluate_model(f"aurank:{path}", images, **how)
+        return evaluate_model(f"aurank:{path}", images, running=RunOptions(listener=self.progress))
 
     def learn(self, name: str, fold: int = -1) -> Line:
         """Return the checkpoint of a step that learns from all training classes, or from all but those of a fold."""
@@ -391,16 +398,19 @@ class _Search:
         paths = {PUBLISHED: self.out / "work/start.safetensors"} | {name: self.out / BEST}
         for each, path in paths.items():
             save_checkpoint(path, self.learn(each))
-        config = self.config(name)
-        note = f", the mean of trainings with seed={config.seed} and the next {SEEDS - 1}" * (name == AVERAGE)
-        write_text(self.out / "best.yaml", f"# Kept by aurank adapt: {name}{note}\n{dump_config(config)}")
+        config, how = self.config(name), "nothing is trained, best.safetensors is all"
+        if name in {**HEADS, **IMAGES}:
+            how = f"aurank train {self.out / 'best.yaml'}"
+        if name == AVERAGE:
+            how += f" seed=…, from {config.seed} to {config.seed + SEEDS - 1}, and aurank average of the {SEEDS}"
+        write_text(
+            self.out / "best.yaml", f"# Kept by aurank adapt: {name}. To repeat it: {how}\n{dump_config(config)}"
+        )
         if "test" in self.manifest.split_sizes:
-            reports = [self.evaluate(path, images) for path in paths.values()]
-            for each, report in zip(paths, reports, strict=True):
-                test[each] = [report.mauprc, *report.intervals.bounds["mauprc"]]  # type: ignore[union-attr]
+            reports = [_by_class(self.evaluate(path, images)) for path in paths.values()]
+            test |= {each: _resampled(*report) for each, report in zip(paths, reports, strict=True)}
             if len(reports) > 1:
-                change = compare(*reports)
-                test["difference"] = [change.difference, *change.interval]
+                test["difference"] = _resampled(reports[1][0] - reports[0][0], reports[0][1])
             for each, values in test.items():
                 self.listener("test, {}: mAUPRC {:.4f} [{:.4f}, {:.4f}]".format(each, *values))
         self.saved["kept"] = name

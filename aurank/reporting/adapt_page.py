@@ -22,5 +22,5 @@ def adapt_page(saved: Mapping[str, Any]) -> str:
         axes.set_yticks(range(len(tried)), [plain(step["name"].split(",weights=")[0]) for step in tried])
         axes.set(xlabel="mAUPRC against the best before it, held-out classes", ylim=(len(tried) - 0.5, -0.5))
 
-    chart = svg(draw, "Difference of each step and its interval", size=(7.2, 1 + 0.36 * len(tried)))
+    chart = svg(draw, "Difference of each step and its interval", size=(5.4, 1 + 0.36 * len(tried)))
     return render("adapt.html", **saved, tried=tried, chart=chart)
