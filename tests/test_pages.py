@@ -102,7 +102,7 @@ def test_a_command_is_one(place: str, words: list[str], monkeypatch: pytest.Monk
 def rehearsed(words: list[str]) -> list[str]:
     """Return a command of aurank as it runs here: in seconds, and without replacing what other commands read."""
     command, options = words[0], words[1:]
-    if command in ("demo", "serve"):  # the one takes minutes, the other ends when it is interrupted
+    if command in ("demo", "adapt", "serve"):  # the first two take minutes, the other ends when it is interrupted
         return [*words, "--help"]
     if command == "profile":
         return ["config", words[1], *(word for word in options[1:] if "=" in word)]
