@@ -71,7 +71,7 @@ class _Step(TypedDict, total=False):
     mauprc: tuple[float, float, float]  # over the folds, and its interval over classes
     against: str  # the best step before it
     difference: tuple[float, float, float]  # from that one on the same classes, and its interval
-    p: float  # of no difference
+    p: float  # of so great a difference if there were none, one-sided
     bytes: int  # of an image in an index
     ms: float  # to read and embed an image, in the trial
     kept: bool
@@ -81,7 +81,9 @@ class _Saved(TypedDict):
     settings: Line
     steps: list[_Step]
     kept: str | None  # None: it has not ended
-    test: dict[str, list[float]]  # mAUPRC of the start and of what is kept, and their difference, with intervals
+    test: dict[
+        str, tuple[float, float, float]
+    ]  # mAUPRC of the start and of what is kept, and their difference, with intervals
 
 
 def adapt(
@@ -96,9 +98,9 @@ def adapt(
     """Try what may make a published network better, cheapest first; keep what surely does; return adapt.json.
 
     A step is measured on held-out training classes, and kept if it is surely better than the best so far: the 95 %
-    interval of the difference, by a paired bootstrap over these classes, is above 0, and p (Student's t over them, as a
-    bootstrap of few is too sure) below 0.05 / steps. A trial of some batches decides which steps fit in the time. The
-    same call goes on with what was stopped, and ends the same.
+    interval of the difference, by a paired bootstrap over these classes, is above 0, and p (one-sided, by Student's t,
+    as a bootstrap of few classes is too sure) below 0.05 / steps tried. A trial of some batches decides which steps fit
+    in the time. The same call goes on with what was stopped, and ends the same.
 
     Args:
         data: a folder of images by class, a configuration, or READER:PATH; from Python a manifest too.
@@ -130,7 +132,7 @@ def adapt(
                 break
         else:
             raise UserError(f"{manifest.name} has too few training classes to hold some out: 4 are needed")
-        settings = {"config": config.model_dump(mode="json"), "images": manifest.sha256[:16], "backbones": names}
+        settings: Line = {"config": config.model_dump(mode="json"), "images": manifest.sha256[:16], "backbones": names}
         settings |= {"hours": hours, "folds": f"{folds} folds by {by}"}
         saved: _Saved = {"settings": settings, "steps": [], "kept": None, "test": {}}
         search = _Search(out, configs, manifest, fold, saved, listener, progress)
@@ -216,9 +218,9 @@ class _Search:
         """The steps kept so far, the best last."""
         return [step["name"] for step in self.saved["steps"] if step.get("kept")] or [PUBLISHED]
 
-    @property
-    def network(self) -> str:
-        return [name for name in self.kept if name in self.configs][-1]
+    def network(self, step: str = "") -> str:
+        """Return the published network of a step, which is the one kept last but for the published ones."""
+        return step if step in self.configs else [name for name in self.kept if name in self.configs][-1]
 
     def save(self) -> None:
         content = {"format": "aurank adaptation", "version": 1, **self.saved}
@@ -295,16 +297,17 @@ class _Search:
         else:
             config, ap, queries = self.config(name), np.concatenate(step["ap"]), np.concatenate(step["queries"])
             is_projected = name in {**HEADS, **IMAGES} and not config.model.discard_head
-            width = config.model.dim if is_projected else self.features(self.network).embeddings.shape[1]
-            ms = {each["name"]: each.get("ms", 0.0) for each in self.saved["steps"]}
+            width = config.model.dim if is_projected else self.features(self.network(name)).embeddings.shape[1]
+            ms = next(each["ms"] for each in self.saved["steps"] if each["name"] == self.network(name))
             mauprc = _resampled(ap, queries)
-            step |= {"mauprc": mauprc, "bytes": 4 * width, "ms": ms[name] or ms[self.network], "kept": True}
+            step |= {"mauprc": mauprc, "bytes": 4 * width, "ms": ms, "kept": True}
             text = "mAUPRC {:.4f} [{:.4f}, {:.4f}]".format(*mauprc)
             if name != PUBLISHED:
                 change = ap - np.concatenate(best["ap"][: step["folds"]])
-                difference, p = _resampled(change, queries), over_seeds(change)[2]  # of classes here
-                p = 1.0 if p is None else p
-                is_better = difference[1] > 0 and p < ALPHA / len(self.saved["steps"])
+                difference, two_sided = _resampled(change, queries), over_seeds(change)[2]  # of classes here
+                p = 1.0 if two_sided is None or change.mean() <= 0 else two_sided / 2
+                tried = sum(not each["reason"] for each in self.saved["steps"][1:])
+                is_better = difference[1] > 0 and p < ALPHA / tried
                 step |= {"against": best["name"], "difference": difference, "p": p, "kept": is_better}
                 text += ", {:+.4f} [{:+.4f}, {:+.4f}] against ".format(*difference) + best["name"]
                 text += ": kept" if is_better else ": not kept"
@@ -314,11 +317,12 @@ class _Search:
 
     def config(self, name: str) -> Config:
         """Return the configuration of the training of a step."""
-        config, file = self.configs[self.network], self.file(self.network)
+        network = self.network(name)
+        config = self.configs[network]
         if name not in HEADS:
             return _changed(config, *IMAGES.get(name, ()))
-        width, per_class = self.features(self.network).embeddings.shape[1], config.sampler.params.get("per_class", 4)
-        own = {"data.root": str(self.out), "data.params": {"file": file.name}, "seed": config.seed}
+        width, per_class = self.features(network).embeddings.shape[1], config.sampler.params.get("per_class", 4)
+        own = {"data.root": str(self.out), "data.params": {"file": self.file(network).name}, "seed": config.seed}
         own |= {"model.dim": min(128, width), "sampler.params.per_class": min(4, per_class)}
         return _changed(read_config("grocery/head"), *(f"{key}={json.dumps(own[key])}" for key in own), *HEADS[name])
 
@@ -338,7 +342,7 @@ class _Search:
         if name in IMAGES:
             save_checkpoint(path := self.out / "work/fold.safetensors", self.learn(name, fold))
             return self.evaluate(path, ImageSelection(self.manifest.select(self.fold == fold), split=ALL))
-        features = self.features(name if name in self.configs else self.network)
+        features = self.features(self.network(name))
         held = features.select(self.fold[features.ids] == fold)
         if name not in self.configs:
             weights = self.learn(name, fold)["encoder"]
@@ -351,8 +355,7 @@ class _Search:
 
     def learn(self, name: str, fold: int = -1) -> Line:
         """Return the checkpoint of a step that learns from all training classes, or from all but those of a fold."""
-        config, network = self.config(name), name if name in self.configs else self.network
-        learning = (self.fold >= 0) & (self.fold != fold)
+        config, network, learning = self.config(name), self.network(name), (self.fold >= 0) & (self.fold != fold)
         if name in IMAGES:
             seeds = range(config.seed, config.seed + (SEEDS if name == AVERAGE else 1))
             kind, images = FINE_TUNING if name == AVERAGE else name, self.manifest.select(learning)
