@@ -113,12 +113,7 @@ def tune(call: Call, *, out: Path | None = None, ranges: Path | None = None, onl
 
 
 def adapt(call: Call) -> None:
-    def show(line: str) -> None:
-        progress.stop()  # until the next step
-        console.say(line)
-
-    with bar("adapting") as (progress, draw):
-        call(listener=show, progress=listening(draw))
+    call(listener=console.say)
     out = call.get("out", "runs/adapted")
     console.say(f"written to {out}: aurank:{out}/best to measure, search with or export, adapt.html to look at")
 

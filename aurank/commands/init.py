@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int64
 from PIL import ExifTags, Image
 
-from aurank.config import DataConfig
+from aurank.config import Config, DataConfig
 from aurank.config.load import override_text
 from aurank.data import READERS, FolderSource, Manifest
 from aurank.data.checks.findings import classes_with_pairs
@@ -90,7 +90,7 @@ def write_first_configuration(
     if overrides:
         text = override_text(text, overrides, read_config)
     write_text(out, text)
-    model, name = _model(out), shlex.quote(str(out))
+    model, name = shlex.quote(published_model(read_config(out))), shlex.quote(str(out))
     run, data = shlex.quote(f"runs/{out.stem}"), f"--data {name}"
     measuring = is_labelled * [f"aurank evaluate --model {model} {data} --out before"]
     comparing = is_labelled * [f"aurank evaluate --model aurank:{run}/best --out after", "aurank compare before after"]
@@ -162,14 +162,16 @@ def _require_trainable(manifest: Manifest, folder: Path, config: DataConfig) -> 
         raise UserError(f"{folder}: no {lonely[0]} image has a second one of its class{camera}; add such images")
 
 
-def _model(file: Path) -> str:
-    config = read_config(file)
+def published_model(config: Config) -> str:
+    """Return the name, as --model takes it, of the network that a configuration begins at."""
     model, size, resize = config.model, config.data.image_size, config.data.resize
     if is_tower(model.backbone):
-        return shlex.quote(model.backbone)
-    weights = f",weights={model.weights}" if model.weights else ""
-    shown = size if isinstance(size, int) else "x".join(map(str, size))
-    return shlex.quote(f"timm:{model.backbone}{weights},input_size={shown}" + f",resize={resize}" * (resize != "crop"))
+        return model.backbone
+    options = {"input_size": size if isinstance(size, int) else "x".join(map(str, size)), **model.params}
+    options |= {"resize": resize} if resize != "crop" else {}
+    options |= {"in_chans": config.data.channels} if config.data.channels != 3 else {}
+    weights = f",weights={model.weights}" if model.weights else ",pretrained=false" * (not model.pretrained)
+    return f"timm:{model.backbone}{weights}" + "".join(f",{key}={value}" for key, value in options.items())
 
 
 def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:

@@ -65,9 +65,6 @@ def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str
         name.split(".")[-1] for name, module in network.named_modules() if isinstance(module, nn.Linear)
     )
     chosen = [name for name in _ATTENTION if name in layers] if targets is None else list(targets)
-    if not chosen:
-        remedy = f"name some by model.lora.targets: it has {', '.join(layers)}" if layers else "it has no linear ones"
-        raise UserError(f"model.lora: no layer of this backbone goes into attention; {remedy}")
     with reading("model.lora.targets", "layers", remedy=f"this backbone has {', '.join(layers) or 'no linear layer'}"):
         peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen), network)
     _hold_batch_norms(encoder, [""])

@@ -55,7 +55,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "model.gradient_checkpointing: dla46_c cannot": lambda: checkpoint_gradients(encoder("dla46_c"), "dla46_c"),
     "optim.layer_decay: x has no layers that are known": lambda: layer_scales(without_layers(), 0.5, "x"),
     "model.lora.targets: .*nothing.* not found": lambda: add_lora(vit(), rank=2, alpha=4.0, targets=["nothing"]),
-    "model.lora: no layer .* no linear ones": lambda: add_lora(encoder("test_resnet"), rank=2, alpha=4.0),
+    "model.lora.targets: .* no linear layer": lambda: add_lora(encoder("test_resnet"), rank=2, alpha=4.0),
 }
 
 
