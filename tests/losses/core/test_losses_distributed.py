@@ -39,6 +39,7 @@ pytestmark = pytest.mark.slow
 COUNTS = [9, 4, 20, 7, 6]
 ENCODED = torch.randn(100, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 ALONE = [([0, 1, 2, 3], [0, 0, 1, 2]), ([4, 5, 6], [1, 1, 2])]  # rows of each process, and their labels
+SETS = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 1, 0]], dtype=torch.bool)
 STEPS = 2
 NAMES = list(LOSSES)
 
@@ -94,6 +95,8 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
                 "ref_labels": others["labels"],
                 "ref_ids": others["ids"],
             }
+        if isinstance(loss, OfSets):
+            given |= {name: SETS[given[name]] for name in ("labels", "ref_labels") if name in given}
         torch.manual_seed(step + 100 * rank)  # miners draw differently everywhere: the first process's draw counts
         if way == "miner":
             given["indices_tuple"] = MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)
@@ -103,6 +106,18 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
         shares = [gradient / world for gradient in gradients[: len(leaves)]]
         results += [*shares, value.detach(), *gradients[len(leaves) :]]
     return results
+
+
+class OfSets(nn.Module):
+    """A loss whose labels are sets."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        value: Tensor = self.loss(*given, **named)
+        return value
 
 
 FEW = ["soprc", "emc2", "neuclip"]  # for ways in which losses do not differ
@@ -122,6 +137,11 @@ def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
         found[f"{name} memory"] = (memory, "plain")
     inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])
     found["miner inside"] = (CrossBatchMemory(inner, embedding_size=5, memory_size=50, distributed=True), "random")
+    for way in ("plain", "references", "miner"):
+        found[f"sets {way}"] = (OfSets(SmoothAPLoss(positives="jaccard", distributed=True)), way)
+    memory = CrossBatchMemory(make("sogclr", positives=0.5), embedding_size=5, memory_size=50, distributed=True)
+    found["sets memory"] = (OfSets(memory), "plain")
+    found["sets pml"] = (OfSets(LOSSES["contrastive"](positives="equal", distributed=True)), "references")
     several = [SmoothAPLoss(), make("soprc"), make("contrastive"), make("proxy_anchor")]
     found["several"] = (MultipleLosses(several, widths=[3, None, 4, None], distributed=True), "references")
     proxies = MultipleLosses([SmoothAPLoss(), make("arcface")])
@@ -211,6 +231,7 @@ def states_and_refusals(rank: int) -> tuple[Any, ...]:
             own["embeddings"], own["labels"], ref_emb=rows(1)["embeddings"], ref_labels=rows(1)["labels"]
         ),
         lambda: SmoothAPLoss(distributed=True)(own["embeddings"], own["labels"], ids=own["ids"] if rank else None),
+        lambda: SmoothAPLoss(distributed=True)(own["embeddings"], SETS[own["labels"]][:, rank:] | True),
     ):
         try:
             calls()
@@ -320,6 +341,7 @@ def test_state_mined_pairs_and_refusals_are_the_same_in_both_processes(ranks: li
         assert "all 2 processes passed the same embeddings" in messages[0]
         assert "all 2 processes passed the same ref_emb" in messages[1]
         assert "disagree on ids" in messages[2]
+        assert "disagree on labels as sets of equally many classes" in messages[3]
 
 
 def test_one_process_is_left_as_it_is() -> None:
