@@ -293,5 +293,5 @@ def test_a_configuration_says_which_sets_are_positive(positives: str | float) ->
 
 
 def test_a_configuration_has_no_other_words_for_positive_sets() -> None:
-    with pytest.raises(AurankError, match="params.positives: got 'some', expected 'any', 'equal' or 'jaccard'"):
+    with pytest.raises(AurankError, match=r"params\.positives: got 'some', expected 'any', 'equal' or 'jaccard'"):
         read_config(tiny_config(loss={"name": "sup_con", "params": {"positives": "some"}}))
