@@ -48,7 +48,7 @@ def relate(positives: Relation, query: Tensor, reference: Tensor, *, is_self_set
             got = f"{list(weights.shape)} from {float(weights.min())} to {float(weights.max())}"
             raise UserError(f"the function positives must return bool or numbers in [0, 1] of shape {shape}, got {got}")
     else:
-        common = (query.float() @ reference.float().T).double()
+        common = (query[:, used := query.any(dim=0)].float() @ reference[:, used].float().T).double()
         weights = common / (query.sum(dim=1)[:, None] + reference.sum(dim=1) - common)
         if positives != "jaccard":
             least: Any = {"any": 1 / query.shape[1], "equal": 1.0}.get(str(positives), positives)
