@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,8 @@ def view_keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> l
 
 
 def with_own_labels(manifest: Manifest) -> Manifest:
-    return dataclasses.replace(manifest, labels=np.arange(len(manifest)), classes=manifest.paths, class_ids=None)
+    own: dict[str, Any] = {"labels": np.arange(len(manifest)), "classes": manifest.paths}
+    return dataclasses.replace(manifest, **own, class_ids=None, class_sets=None, tag_names=())
 
 
 class ImageDataset(Dataset[Sample]):

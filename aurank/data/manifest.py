@@ -18,6 +18,7 @@ from aurank.errors import UserError
 
 SPLITS = ("train", "val", "test")
 ValidationUnit = Literal["class", "super_category"]
+Label = str | tuple[str, ...]  # the name of a class, or the names of all labels of a row, sorted
 _COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts", "boxes")
 _PAIRS = ("positives", "ignored")
 
@@ -30,6 +31,8 @@ class Manifest:
         source: where the bytes come from; no part of the content: a moved data set keeps its `sha256`.
         labels: contiguous, 0 … C − 1; `classes[label]` is the class's original name.
         class_ids: what the lists of the data set call the classes, where that is not their name: `sha256` is of these.
+        class_sets: which of `tag_names` each class has, where a row may have several labels: `classes` then are the
+            combinations that there are, such as "cat|sofa". None where a class is one label.
         groups: a camera, −1 for none; None where the data set has none, as for `super_labels` and `texts`.
         group_names: `group_names[group]` is the name of a camera; None where they are numbers. `sha256` leaves it out.
         texts: a caption of each row; one image may then stand in several rows, each with a caption of its own.
@@ -61,6 +64,8 @@ class Manifest:
     super_labels: Int64[np.ndarray, " image"] | None = None
     texts: tuple[str, ...] | None = None
     class_ids: tuple[str, ...] | None = None
+    class_sets: Bool[np.ndarray, "class tag"] | None = None
+    tag_names: tuple[str, ...] = ()
     boxes: Int64[np.ndarray, "image 4"] | None = None
     positives: Int64[np.ndarray, "positive 2"] | None = None
     ignored: Int64[np.ndarray, "ignored 2"] | None = None
@@ -110,6 +115,11 @@ class Manifest:
         """Images of each class, at its label."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
+    def most_alike(self, counts: Int64[np.ndarray, " class"]) -> Int64[np.ndarray, " class"]:
+        """Return, of images counted by class, how many share a label with a class: the most that one label has."""
+        sets = self.class_sets
+        return counts if sets is None else np.asarray((sets * (counts @ sets)).max(axis=1))
+
     @functools.cached_property
     def class_super_labels(self) -> Int64[np.ndarray, " class"] | None:
         """Super-category of each class, at its label, or None; UserError where a class has several."""
@@ -135,9 +145,11 @@ class Manifest:
             digest.update(b"none\n" if column is None else column.astype("<i8").tobytes() + b"\n")
         if self.texts is not None:
             digest.update(json.dumps(self.texts).encode() + b"\n")
-        for name in (*_PAIRS, "boxes"):
+        for name in (*_PAIRS, "boxes", "class_sets"):
             if (numbers := getattr(self, name)) is not None:
                 digest.update(name.encode() + b"\n" + numbers.astype("<i8").tobytes() + b"\n")
+        if self.tag_names:
+            digest.update(json.dumps(self.tag_names).encode() + b"\n")
         return digest.hexdigest()
 
     def select(self, rows: Bool[np.ndarray, " image"] | Integer[np.ndarray, " row"] | Sequence[int]) -> "Manifest":
@@ -148,17 +160,16 @@ class Manifest:
         indices = np.arange(len(self))[np.asarray(rows) if len(rows) else np.zeros(0, dtype=np.int64)]
         labels_before, labels = np.unique(self.labels[indices], return_inverse=True)
         columns: dict[str, Any] = {"labels": labels.astype(np.int64).reshape(-1), "unread": ()}
-        for name in (*_COLUMNS, *_PAIRS, "classes", "class_ids"):
+        for name in (*_COLUMNS, *_PAIRS, "classes", "class_ids", "class_sets"):
             column = getattr(self, name)
             if column is None:
                 continue
             if name in _PAIRS:
                 columns[name] = pairs_among(column, indices, len(self))
-            elif isinstance(column, tuple):
-                chosen = labels_before if name.startswith("class") else indices
-                columns[name] = tuple(column[index] for index in chosen.tolist())
             else:
-                columns[name] = column[indices]
+                chosen = labels_before if name.startswith("class") else indices
+                is_text = isinstance(column, tuple)
+                columns[name] = tuple(column[index] for index in chosen.tolist()) if is_text else column[chosen]
         return dataclasses.replace(self, **columns)
 
     def split(self, name: str) -> "Manifest":
@@ -173,7 +184,7 @@ class Manifest:
 
         At least two classes are taken: one alone has no negatives. Unchanged if there is a "val" split, if `fraction`
         is 0, or without training images. Only training rows move, so a class that training and test share stays in
-        test. Classes that share an image, by its several texts, move together and count as one: no image is in both.
+        test. Classes that share an image, by its several texts, or a label move together and count as one.
 
         Args:
             fraction: at least 0 and below 1.
@@ -190,8 +201,9 @@ class Manifest:
         # what moves as one, and its classes; the classes that share an image count as one where classes move
         moved, classes = units[training], (units if by == "class" else self.labels)[training]
         if (number := len(np.unique(classes))) < 4:
+            kind = "training classes" + ("" if self.class_sets is None else " without a common label")
             few = "too few to keep some for validation (4 are needed); set data.validation_fraction=0"
-            raise UserError(f"{self.name} has {number} training classes, {few}")
+            raise UserError(f"{self.name} has {number} {kind}, {few}, or name a split val")
         most = room = min(max(2, round(fraction * number)), number - 2)
         random = np.random.default_rng([seed, number])
         if by == "class":
@@ -217,7 +229,7 @@ class Manifest:
     def units(self, by: ValidationUnit, among: Bool[np.ndarray, " image"]) -> Int64[np.ndarray, " image"]:
         """Return a number for each row, equal for rows that may not be parted: a class, or a super-category.
 
-        Classes that share an image `among` some rows, by its several texts, count as one.
+        Classes that share an image `among` some rows, by its several texts, or a label count as one.
         """
         units = self.labels
         if by == "super_category":
@@ -225,16 +237,21 @@ class Manifest:
                 raise UserError(f"{self.name} has no super-categories to hold out: hold out classes (by class)")
             alone = of_class.max() + 1 + np.arange(len(of_class))  # of a class without one
             units = np.unique(np.where(of_class < 0, alone, of_class), return_inverse=True)[1][self.labels]
-        if self.texts is None:
+        if self.texts is None and self.class_sets is None:
             return units
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
-        # Classes and images are the nodes of a graph; its connected parts are the units.
+        # Classes, images and single labels are the nodes of a graph; its connected parts are the units.
         count, numbers = int(units.max()) + 1, first_seen(self.paths)
         images = np.array([count + numbers[path] for path in self.paths], dtype=np.int64)
-        ties = (np.ones(np.count_nonzero(among), np.int8), (units[among], images[among]))
-        graph = coo_array(ties, shape=(count + len(numbers),) * 2)
+        ends = [(units[among], images[among])] if self.texts is not None else []
+        if self.class_sets is not None:
+            row, tag = np.nonzero(self.class_sets[self.labels[among]])
+            ends.append((units[among][row], count + len(numbers) + tag))
+        unit, other = map(np.concatenate, zip(*ends, strict=True))
+        size = count + len(numbers) + len(self.tag_names)
+        graph = coo_array((np.ones(len(unit), np.int8), (unit, other)), shape=(size, size))
         return np.asarray(connected_components(graph, directed=False)[1][units], dtype=np.int64)
 
 
@@ -243,7 +260,7 @@ def build_manifest(
     source: ImageSource,
     *,
     paths: Sequence[str],
-    labels: Sequence[str],
+    labels: Sequence[Label],
     splits: Sequence[str],
     is_query: Sequence[bool] | None = None,
     is_gallery: Sequence[bool] | None = None,
@@ -252,13 +269,13 @@ def build_manifest(
     super_labels: Sequence[int] | None = None,
     texts: Sequence[str] | None = None,
     boxes: Sequence[Sequence[int]] | None = None,
-    class_names: Mapping[str, str] | None = None,
+    class_names: Mapping[Any, str] | None = None,
     unread: Sequence[str] = (),
 ) -> Manifest:
     """Return a manifest whose labels count the class names `labels` in the order they are first met.
 
     Every image is both query and gallery unless `is_query` or `is_gallery` say otherwise. Where `labels` are ids,
-    `class_names` gives the name of each.
+    `class_names` gives the name of each. Where some are tuples of names, a class is a combination of labels.
 
     Raises:
         UserError: when there is no image.
@@ -271,6 +288,13 @@ def build_manifest(
     """
     if not paths:
         raise UserError(f"{name}: no images in {source.where}")
+    sets: dict[str, Any] = {}
+    if any(isinstance(label, tuple) for label in labels):
+        labels = [label if isinstance(label, tuple) else (label,) for label in labels]
+        tag_names = tuple(sorted({tag for tags in labels for tag in tags}))
+        sets["class_sets"] = np.array([np.isin(tag_names, tags) for tags in first_seen(labels)])
+        sets["tag_names"] = tag_names
+        class_names = {tags: "|".join(tags) for tags in labels}
     numbers, everything = first_seen(labels), [True] * len(paths)
 
     def whole(column: Sequence[Any] | None) -> Int64[np.ndarray, "image ..."] | None:
@@ -282,7 +306,8 @@ def build_manifest(
         paths=tuple(paths),
         labels=np.array([numbers[label] for label in labels], dtype=np.int64),
         classes=tuple(numbers if class_names is None else map(class_names.__getitem__, numbers)),
-        class_ids=None if class_names is None else tuple(numbers),
+        class_ids=None if class_names is None or sets else tuple(numbers),
+        **sets,
         splits=np.array(splits, dtype=np.str_),
         is_query=np.array(everything if is_query is None else is_query, dtype=np.bool_),
         is_gallery=np.array(everything if is_gallery is None else is_gallery, dtype=np.bool_),
@@ -310,7 +335,7 @@ def by_ending(names: Iterable[str]) -> str:
     return ", ".join(f"{count:,} {ending}" for ending, count in counts)
 
 
-def first_seen(names: Iterable[str]) -> dict[str, int]:
+def first_seen(names: Iterable[Any]) -> dict[Any, int]:
     return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 

@@ -73,7 +73,7 @@ def build_sampler(
     component = config.sampler
     offered: dict[str, Any] = {"labels": train.labels, "super_labels": train.super_labels, "neighbours": neighbours}
     offered |= {"batch": component.batch, "seed": config.seed, "rank": rank, "world_size": world_size}
-    offered |= {"paths": train.paths}
+    offered |= {"paths": train.paths, "class_sets": train.class_sets}
     sampler: Sampler = build("sampler.params", SAMPLERS[component.name], offered, component.params)
     if sampler.refresh_every is None:
         next(sampler.iterate())  # raises UserError if an epoch has no batch

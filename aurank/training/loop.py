@@ -166,7 +166,7 @@ class Loop:
             )
             if not skips or min(map(len, rows)) >= 2 * views:
                 passed, count = None, count - 1
-                rank_labels = [torch.from_numpy(labels[ids.numpy()]) for ids in rows]
+                rank_labels = [trainer.labels_of(torch.from_numpy(labels[ids.numpy()])) for ids in rows]
                 yield batch, epoch, index, (rank_labels, rows) if len(parts) > 1 else None
                 if count == 0:
                     return
