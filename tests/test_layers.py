@@ -71,6 +71,7 @@ HOMES = {
     "rich": ("aurank.cli",),
     "scipy": (
         "aurank.evaluation.postprocessing",
+        "aurank.evaluation.relevance",
         "aurank.data.checks",
         "aurank.data.manifest",
         "aurank.data.readers",  # for the Matlab files of published sets

@@ -99,7 +99,7 @@ def hierarchical_average_precision(
     return np.asarray(segment_sums(shares, ranks.offset) / possible)
 
 
-Rule: TypeAlias = str | float | Callable[[Any, Any], Any]  # how labels of two rows make a positive
+Rule: TypeAlias = str | int | float | Callable[[Any, Any], Any]  # how labels of two rows make a positive
 
 
 class LabelSets(NamedTuple):
