@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from testing.processes import ended, start
+from testing.runs import records, write_config
 from testing.shapes import draw_shapes, shapes_config
 
 import aurank
@@ -84,6 +86,26 @@ def test_too_many_pairs_are_told_before_images_are_embedded(shapes: Path, monkey
     monkeypatch.setattr("aurank.evaluation.engine.problem.available_memory", lambda: 1000)
     with pytest.raises(UserError, match="measure a sample of the queries"):
         require_measurable(manifest, pooled=False)
+
+
+@pytest.mark.slow
+def test_two_processes_and_the_gradient_cache_train_as_one(shapes: Path, tmp_path: Path) -> None:
+    config = {**shapes_config(shapes, "jaccard", steps=3), "memory": {"size": 100, "start_at": 1}}
+    config["model"] = {"backbone": "test_vit", "pretrained": False, "dim": 8, "params": {"img_size": 32}}
+    config["train"]["log_every"] = 1
+    file = write_config(tmp_path, config)
+    assert [code for code, _, _ in ended(start(file, tmp_path / "two", 2))] == [0, 0]
+    aurank.train(read_config(config), tmp_path / "one")
+    config["train"]["micro_batch"] = 16
+    aurank.train(read_config(config), tmp_path / "cached")
+    losses, reports = {}, {}
+    for name in ("one", "two", "cached"):
+        losses[name] = [record["loss"] for record in records(tmp_path / name, "train")]
+        reports[name] = Report.load(tmp_path / name / "report.json")
+    for name in ("two", "cached"):
+        assert losses[name] == pytest.approx(losses["one"], rel=1e-4)
+        assert reports[name].metrics == pytest.approx(reports["one"].metrics, abs=0.01)
+        assert [*reports[name].tags] == [*reports["one"].tags]
 
 
 @pytest.mark.slow
