@@ -291,9 +291,8 @@ def build_manifest(
     sets: dict[str, Any] = {}
     if any(isinstance(label, tuple) for label in labels):
         labels = [label if isinstance(label, tuple) else (label,) for label in labels]
-        tag_names = tuple(sorted({tag for tags in labels for tag in tags}))
+        tag_names = sets["tag_names"] = tuple(sorted({tag for tags in labels for tag in tags}))
         sets["class_sets"] = np.array([np.isin(tag_names, tags) for tags in first_seen(labels)])
-        sets["tag_names"] = tag_names
         class_names = {tags: "|".join(tags) for tags in labels}
     numbers, everything = first_seen(labels), [True] * len(paths)
 

@@ -25,7 +25,7 @@ from aurank.embedding.select_images import (
     require_likely_classes,
     split_of,
 )
-from aurank.errors import AurankWarning
+from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses
 from aurank.models import Encoder
@@ -140,6 +140,8 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
     # The configuration was checked: its two_way is that of the model.
     params = {name: value for name, value in term.params.items() if name != "two_way"}
     loss: nn.Module = build(f"loss.params of {term.name}", LOSSES[term.name], offered, params)
+    if train.class_sets is not None and (reason := getattr(loss, "one_label", "")):
+        raise UserError(f"loss {term.name} takes one label for each image, and {train.name} has several: {reason}")
     return loss
 
 

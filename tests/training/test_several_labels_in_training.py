@@ -68,12 +68,13 @@ def test_what_needs_one_label_a_row_is_refused_in_a_line(shapes: Path, tmp_path:
     def refused(said: str, **changes: Any) -> None:
         config = {**shapes_config(shapes, "any", steps=2), **changes}
         with pytest.raises(UserError, match=said) as caught:
-            aurank.train(read_config(config), tmp_path / said)
+            aurank.train(read_config(config), tmp_path / "run")
         assert "\n" not in str(caught.value)
+        assert not (tmp_path / "run").exists()
 
     sampler = {"name": "hard_negative", "batch": 64, "params": {"per_class": 8}}
     refused("draws images of one label each", sampler=sampler)
-    refused("takes one label for each row, no sets", loss={"name": "soprc"})
+    refused("loss soprc takes one label for each image, and sets has several: v and", loss={"name": "soprc"})
     data = {**shapes_config(shapes, "any")["data"], "validation_fraction": 0.1}
     refused("1 training classes without a common label, too few", data=data)
     manifest = READERS["table"](shapes, file="sets.csv", separator="|")
