@@ -117,8 +117,7 @@ class Manifest:
 
     def most_alike(self, counts: Int64[np.ndarray, " class"]) -> Int64[np.ndarray, " class"]:
         """Return, of images counted by class, how many share a label with a class: the most that one label has."""
-        sets = self.class_sets
-        return counts if sets is None else np.asarray((sets * (counts @ sets)).max(axis=1))
+        return counts if (sets := self.class_sets) is None else np.asarray((sets * (counts @ sets)).max(axis=1))
 
     @functools.cached_property
     def class_super_labels(self) -> Int64[np.ndarray, " class"] | None:
@@ -201,9 +200,9 @@ class Manifest:
         # what moves as one, and its classes; the classes that share an image count as one where classes move
         moved, classes = units[training], (units if by == "class" else self.labels)[training]
         if (number := len(np.unique(classes))) < 4:
-            kind = "training classes" + ("" if self.class_sets is None else " without a common label")
             few = "too few to keep some for validation (4 are needed); set data.validation_fraction=0"
-            raise UserError(f"{self.name} has {number} {kind}, {few}, or name a split val")
+            apart = "" if self.class_sets is None else " without a common label"
+            raise UserError(f"{self.name} has {number} training classes{apart}, {few}, or name a split val")
         most = room = min(max(2, round(fraction * number)), number - 2)
         random = np.random.default_rng([seed, number])
         if by == "class":

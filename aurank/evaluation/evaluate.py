@@ -149,9 +149,8 @@ def evaluate(
         groups: such as the camera of each row; none where it is −1, None, NaN or "". So are super_labels.
         super_labels: the super-category of each row, for metrics such as h_ap and super:mauprc.
         positives: pairs (query row, gallery row); or how labels make them: by "any" common label, "equal" sets, a least
-            Jaccard index, or a function of the labels of queries and of the gallery, which returns a truth value or a
-            number from 0 to 1 for each pair. Numbers, and the Jaccard index by "jaccard", the default of sets, are
-            gains in nDCG.
+            Jaccard index, "jaccard" (the default of sets: it is the gain in nDCG), or a function of the labels of
+            queries and of the gallery, which returns for each pair a truth value or a gain from 0 to 1.
         relevance: for each pair in `positives` a number above 0, its gain in nDCG; other metrics count pairs alike.
         distance: "cosine", "dot" or "euclidean".
         recall_at: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.

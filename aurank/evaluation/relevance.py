@@ -109,12 +109,10 @@ class LabelSets(NamedTuple):
     names: Shaped[np.ndarray, " label"]
 
     def texts(self) -> list[str]:
-        """Return the labels of each row as one text."""
         names = self.names[self.has.indices].astype(np.str_).tolist()
         return ["|".join(names[start:stop]) for start, stop in itertools.pairwise(self.has.indptr.tolist())]
 
     def tags(self, rows: Int64[np.ndarray, " row"]) -> dict[str, Int64[np.ndarray, " member"]]:
-        """Return the positions among some rows of those that have a label, by its name, where there are any."""
         by_label = self.has[rows].tocsc()
         members = np.split(by_label.indices.astype(np.int64), by_label.indptr[1:-1])
         return {str(name): those for name, those in zip(self.names.tolist(), members, strict=True) if len(those)}
@@ -165,7 +163,6 @@ def matched(
     if callable(positives):
         given = [side.has.toarray() > 0 for side in sets] or [as_plain(side, "labels") for side in sides]
         return sets, *_pairs(positives, given[0], given[-1])
-    # Of one label a row, all rules say what labels say.
     return sets, *(_pairs(positives or "jaccard", sets[0].has, sets[-1].has) if sets else (None, None))
 
 
