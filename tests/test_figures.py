@@ -69,7 +69,7 @@ def flat(page: str) -> str:
 @pytest.mark.parametrize(("page", "words"), [(page, words) for page, cited in CITED.items() for words in cited])
 def test_a_figure_in_prose_is_that_of_the_lines(page: str, words: str) -> None:
     source = CITED[page][words]
-    is_file = "configs/" in source
+    is_file = source.endswith(".yaml")
     text = (ROOT / source).read_text(encoding="utf-8") if is_file else RESULTS["cell"](*source.split(" / "))
     words = words.replace("−", "-")
     assert words in flat(page)

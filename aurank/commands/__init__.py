@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aurank.lazy import lazy_names
 
 if TYPE_CHECKING:  # the names of these files
+    from aurank.commands.align import *
     from aurank.commands.average import *
     from aurank.commands.benchmarks.benchmark import *
     from aurank.commands.compare import *
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # the names of these files
     from aurank.commands.tune import *
 else:
     NAMES = {
+        "align": ["align"],
         "average": ["average_models"],
         "benchmarks.benchmark": ["run_benchmark"],
         "compare": ["compare_reports"],

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 from pydantic import PositiveInt
 
+from aurank.commands.align import mapped_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement, evaluation_page
 from aurank.commands.run_options import RunOptions, prepare_model
@@ -24,6 +25,7 @@ from aurank.embedding.select_images import require_distinct, require_likely_clas
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import Calibration, calibrate, check_aim
+from aurank.evaluation.compare import compare
 from aurank.evaluation.evaluate import EvaluateOptions
 from aurank.evaluation.index.neighbours import check_index
 from aurank.evaluation.inputs import byte_count
@@ -88,6 +90,8 @@ def evaluate_to_folder(
     seed: int = 0,
     report: bool = True,
     show_class: Sequence[str] = (),
+    gallery_embeddings: Path | None = None,
+    map_file: Path | None = None,
     overwrite: bool = False,
     running: RunOptions | None = None,
     **options: Unpack[EvaluateOptions],
@@ -106,6 +110,8 @@ def evaluate_to_folder(
         seed: seed of the bootstrap.
         report: whether to write report.html, a page to look at.
         show_class: a class whose queries the page shows; may be given repeatedly.
+        gallery_embeddings: an old model's embeddings of the images (.npz, a folder or an index), to be the gallery.
+        map_file: what ``aurank align`` wrote to take them into the space of the new model.
         overwrite: replace the result of another command in `out`.
 
     Example:
@@ -123,7 +129,8 @@ def evaluate_to_folder(
     if dims or precisions:
         options["codes"] = Codes(dims=tuple(dims), precisions=tuple(precisions) or ("float32",), rescore=rescore)
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
-    result, measured, steps = _evaluate(model, images, labels, steps, running, {**options})
+    old = gallery_embeddings, map_file
+    result, measured, steps = _evaluate(model, images, labels, steps, running, {**options}, *old)
     if running.group.rank > 0:
         return None
     result = result.made_by(running.command)
@@ -142,13 +149,27 @@ def _evaluate(
     steps: PostProcessing | None,
     running: RunOptions,
     options: dict[str, Any],
+    gallery: Path | None = None,
+    map_file: Path | None = None,
 ) -> tuple[Report, Measurement, PostProcessing | None]:
     protocol = images.find_protocol()
     measured, settings = _measure(model, images, labels, steps, running, options)
     settings.setdefault("progress", running.stage("ranking"))
-    embedded = measured.embedded
+    embedded, beside = measured.embedded, dict[str, Embedded]()
+    if gallery is not None:
+        names = embedded.paths.tolist() if any(embedded.paths) else [f"row {row}" for row in embedded.ids.tolist()]
+        plain, mapped = mapped_rows(gallery, map_file, names)
+        beside = {"new on new": embedded, "old on old": replace(embedded, embeddings=plain)}
+        embedded = replace(embedded, gallery_embeddings=mapped)
+        note = f"gallery: {gallery}, mapped by {map_file or 'nothing'}"
+        measured = replace(measured, embedded=embedded, notes=[*measured.notes, note])
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **settings), *measured.notes)
+    for name, other in beside.items():
+        report_beside = evaluate_together(other.evaluate, running.group, **{**settings, "neighbours": 0})
+        change = compare(report_beside, report)
+        text = "{:.4f}, this {:+.4f} [{:+.4f}, {:+.4f}]".format(change.a, change.difference, *change.interval)
+        report = noted(report, f"{name}: mAUPRC {text}; {change.how}")
     if "postprocess" not in settings and running.group.rank == 0:
         report = replace(report, group_pairs=embedded.group_pairs(settings))
     if (steps := settings.get("postprocess")) is not None:

@@ -42,6 +42,7 @@ class Embedded:
         super_labels: super-categories, −1 for none.
         made_by: the text of a ``MadeBy``.
         positives, ignored: pairs of rows, a query's and a gallery row's, as a ``Manifest`` has them.
+        gallery_embeddings: another model's embeddings of the same rows, which queries are ranked against.
     """
 
     embeddings: Rows
@@ -60,6 +61,7 @@ class Embedded:
     group_names: np.ndarray | None = None
     class_sets: np.ndarray | None = None
     tag_names: np.ndarray | None = None
+    gallery_embeddings: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
         """Return the exact ``Report`` under the query and gallery flags; ``options`` go to ``aurank.evaluate``."""
@@ -91,7 +93,7 @@ class Embedded:
 
     @property
     def _roles(self) -> tuple[np.ndarray | slice, np.ndarray | None]:
-        is_one_set = self.is_query.all() and self.is_gallery.all()
+        is_one_set = self.is_query.all() and self.is_gallery.all() and self.gallery_embeddings is None
         return (slice(None), None) if is_one_set else (self.is_query, self.is_gallery)
 
     def _question(self) -> dict[str, Any]:
@@ -105,7 +107,8 @@ class Embedded:
         if gallery is None:
             return {"embeddings": self.embeddings, **question}
         sides = {"embeddings": select_rows(self.embeddings, self.is_query), "ids": self.ids[query]}
-        sides |= {"gallery": select_rows(self.embeddings, gallery), "gallery_labels": self._labels(gallery)}
+        rows = self.embeddings if self.gallery_embeddings is None else self.gallery_embeddings
+        sides |= {"gallery": select_rows(rows, gallery), "gallery_labels": self._labels(gallery)}
         return {**question, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
 
     def _labels(self, rows: np.ndarray | slice) -> Any:

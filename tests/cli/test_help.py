@@ -7,7 +7,7 @@ import pytest
 from testing.processes import Shell
 
 GROUPS = [(), ("index",), ("data",)]
-NAMES = """train, tune, benchmark, profile, demo, average, export, config, ls, cp, evaluate, embed, mine, pairs,
+NAMES = """train, tune, benchmark, profile, demo, average, export, config, ls, cp, evaluate, align, embed, mine, pairs,
 probe, compare, calibrate, search, serve, init, doctor, index build, index add, index remove, data check,
 data get, data prepare"""
 COMMANDS = NAMES.replace("\n", " ").split(", ")

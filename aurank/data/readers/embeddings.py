@@ -1,13 +1,15 @@
 """Saved embeddings, as ``aurank embed`` writes them: a head is trained on them as on images."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from aurank.data.manifest import Manifest, build_manifest, refuse_first
 from aurank.data.readers.values import number_groups, read_label, require_filled
+from aurank.errors import UserError
 from aurank.files import reading
 
 _BLOCK = 4096  # rows that are looked at at once
@@ -68,3 +70,10 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
             group_names=None if (cameras := content.get("group_names")) is None else tuple(cameras.tolist()),
             super_labels=None if super_labels is None else number_groups(super_labels.tolist())[0],
         )
+
+
+def rows_of_images(saved: Any, images: Sequence[str]) -> np.ndarray:
+    if lacking := [name for name in images if name not in saved.entries]:
+        number = f"{len(lacking):,} of {len(images):,}"
+        raise UserError(f"{saved.where} has no rows of {number} images, such as {lacking[0]!r}: embed them too")
+    return np.asarray(saved.rows[[saved.entries[name] for name in images]])

@@ -42,6 +42,7 @@ ALONE = [([0, 1, 2, 3], [0, 0, 1, 2]), ([4, 5, 6], [1, 1, 2])]  # rows of each p
 SETS = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 1, 0]], dtype=torch.bool)
 STEPS = 2
 NAMES = list(LOSSES)
+ALONE_IN_BATCH = {*PROXIES, "compatible", "distill"}  # they take no references
 
 
 def entries(rank: int) -> tuple[Tensor, Tensor]:
@@ -71,6 +72,7 @@ def make(name: str, **given: object) -> nn.Module:
     wanted, _ = signature(LOSSES[name])
     arguments = {"class_counts": COUNTS, "num_samples": 100, "embedding_size": 5, "two_way": False}
     arguments |= {"num_classes": len(COUNTS), "super_labels": [0, 0, 1, 1, -1]}
+    arguments |= {"teacher": ENCODED[:, :3], "old": ENCODED}
     torch.manual_seed(0)  # of the proxies
     # its defaults are for batches of 700, and a training that tells where it stands
     quick = {"rho": 0.3, "gamma_schedule": "constant"} if name == "fastclip" else {}
@@ -126,13 +128,13 @@ FEW = ["soprc", "emc2", "neuclip"]  # for ways in which losses do not differ
 def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
     """Every loss with references and a memory for two processes, a few without and with a miner, and for three."""
     names = NAMES if world == 2 else FEW
-    ways = [(name, "plain" if name in PROXIES else "references") for name in names]
+    ways = [(name, "plain" if name in ALONE_IN_BATCH else "references") for name in names]
     ways += [(name, way) for name in FEW for way in ("plain", "miner")]
     found = {f"{name} {way}": (make(name, distributed=True), way) for name, way in ways}
     reencoding = make("emc2", distributed=True, out_of_batch="reencode")
     reencoding.reencode = lambda ids: ENCODED[ids]  # each process embeds its share of the states
     found["emc2 reencode"] = (reencoding, "plain")
-    for name in [name for name in names if name not in PROXIES] if world == 2 else FEW[:1]:
+    for name in [name for name in names if name not in ALONE_IN_BATCH] if world == 2 else FEW[:1]:
         memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed=True)
         found[f"{name} memory"] = (memory, "plain")
     inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])
