@@ -15,7 +15,6 @@ from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.postprocessing.steps import unit
 from aurank.files import read_bundle, reading, require_writable, write_bundle
 
-STRENGTHS = (None, 0.01, 0.1, 1.0)  # of ridge; None: Procrustes
 _MAP = "a map of aurank align"
 
 
@@ -44,10 +43,9 @@ def align(old: Path, new: Path, *, out: Path) -> str:
     if len(classes := np.unique(labels)) < 4:
         raise UserError(f"{old} and {new} share {len(images):,} images of {len(classes)} classes; a map needs four")
     x, y = (unit(rows_of_images(manifest.source, images)) for manifest in (first, second))
-    order = np.random.default_rng(0).permutation(classes)
-    held_out = np.isin(labels, order[: max(2, len(classes) // 5)])
+    held_out = np.isin(labels, np.random.default_rng(0).permutation(classes)[: max(2, len(classes) // 5)])
     scores = {}
-    for strength in STRENGTHS:
+    for strength in (None, 0.01, 0.1, 1.0):  # of ridge; None: Procrustes
         mapped = x[held_out] @ fit_map(x[~held_out], y[~held_out], strength).T
         scores[strength] = evaluate(y[held_out], labels[held_out], mapped, labels[held_out]).mauprc
     write_bundle(out, {"matrix": fit_map(x, y, max(scores, key=scores.__getitem__))}, _MAP)

@@ -161,15 +161,14 @@ def _evaluate(
         plain, mapped = mapped_rows(gallery, map_file, names)
         beside = {"new on new": embedded, "old on old": replace(embedded, embeddings=plain)}
         embedded = replace(embedded, gallery_embeddings=mapped)
-        note = f"gallery: {gallery}, mapped by {map_file or 'nothing'}"
-        measured = replace(measured, embedded=embedded, notes=[*measured.notes, note])
+        measured = replace(measured, embedded=embedded)
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **settings), *measured.notes)
     for name, other in beside.items():
         report_beside = evaluate_together(other.evaluate, running.group, **{**settings, "neighbours": 0})
         change = compare(report_beside, report)
         text = "{:.4f}, this {:+.4f} [{:+.4f}, {:+.4f}]".format(change.a, change.difference, *change.interval)
-        report = noted(report, f"{name}: mAUPRC {text}; {change.how}")
+        report = noted(report, f"{name}: mAUPRC {text} on {gallery}; {change.how}")
     if "postprocess" not in settings and running.group.rank == 0:
         report = replace(report, group_pairs=embedded.group_pairs(settings))
     if (steps := settings.get("postprocess")) is not None:

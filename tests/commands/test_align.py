@@ -130,7 +130,7 @@ def test_models_of_other_images_are_one_line(changes: Any, message: str, tmp_pat
 def test_a_gallery_of_other_images_or_widths_is_one_line(tmp_path: Path) -> None:
     old, new = write_models(tmp_path)
     align(old, new, out=tmp_path / "map.safetensors")
-    with pytest.raises(UserError, match=r"old.npz has no rows of 1 of 2 images, such as 'x.png'"):
+    with pytest.raises(UserError, match=r"old.npz lacks 1 of 2 images, such as 'x.png'"):
         mapped_rows(old, None, ["0.png", "x.png"])
     with pytest.raises(UserError, match=r"new.npz: cannot be read as a map of aurank align"):
         mapped_rows(old, new, ["0.png"])

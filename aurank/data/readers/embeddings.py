@@ -74,6 +74,5 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
 
 def rows_of_images(saved: Any, images: Sequence[str]) -> np.ndarray:
     if lacking := [name for name in images if name not in saved.entries]:
-        number = f"{len(lacking):,} of {len(images):,}"
-        raise UserError(f"{saved.where} has no rows of {number} images, such as {lacking[0]!r}: embed them too")
+        raise UserError(f"{saved.where} lacks {len(lacking):,} of {len(images):,} images, such as {lacking[0]!r}")
     return np.asarray(saved.rows[[saved.entries[name] for name in images]])

@@ -24,10 +24,6 @@ class ComparesSavedRows(TakesInputs):
     takes_references = False
     saved: Tensor  # at unit length; no part of a checkpoint
 
-    def _save_rows(self: Any, rows: Any) -> int:
-        self.register_buffer("saved", normalize(rows.float()), persistent=False)
-        return int(rows.shape[1])
-
     def _with_rows(self: Any, inputs: Inputs, width: int) -> Inputs:
         """Return the batch of all processes, with the saved rows of its images as references."""
         inputs = self.gather.batch(inputs)
@@ -50,8 +46,7 @@ class DistillLoss(ComparesSavedRows, FullPrecision):
         cosine, similarity: weights of the terms; 0 leaves one out.
         temperature: of both softmaxes.
 
-    Source: the second term is CompRess (Koohpayegani et al., NeurIPS 2020), https://arxiv.org/abs/2010.14713, over the
-        batch in place of a memory. The first one has no paper.
+    Source: the second term is CompRess (NeurIPS 2020), https://arxiv.org/abs/2010.14713, there over a memory.
 
     Example:
         >>> loss, labels, images = DistillLoss(torch.eye(3)), torch.zeros(3, dtype=int), torch.arange(3)
@@ -70,7 +65,8 @@ class DistillLoss(ComparesSavedRows, FullPrecision):
         distributed: bool = False,
     ) -> None:
         super().__init__()
-        width = self._save_rows(teacher)
+        self.register_buffer("saved", normalize(torch.as_tensor(teacher).float()), persistent=False)
+        width = self.saved.shape[1]
         self.embedding_size = embedding_size or width
         self.cosine, self.similarity = cosine, similarity
         self.temperature, self.gather = require_number("temperature", temperature), Gather(distributed)
@@ -119,8 +115,8 @@ class CompatibleLoss(ComparesSavedRows, SupConLoss):
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(temperature, **options)
-        width = self._save_rows(old)
-        if embedding_size not in (None, width):
+        self.register_buffer("saved", normalize(torch.as_tensor(old).float()), persistent=False)
+        if embedding_size not in (None, width := self.saved.shape[1]):
             raise UserError(f"old rows are {width} wide and the embeddings {embedding_size}: set model.dim={width}")
 
     def compute(self, inputs: Inputs) -> Any:

@@ -153,7 +153,7 @@ def test_rows_are_those_of_the_training_images_by_their_paths(tmp_path: Path, tr
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"paths": np.array([f"{row}.png" for row in range(359)])}, "has no rows of 179 of 179 images, such as "),
+        ({"paths": np.array([f"{row}.png" for row in range(359)])}, "lacks 179 of 179 images, such as "),
         ({"paths": np.array(["a"] * 359)}, "holds image 'a' twice"),
         ({"embeddings": np.full((359, 8), np.nan)}, "row 0 .* holds NaN or infinity"),
         ({"embeddings": np.ones((359, 7))}, "old rows are 7 wide and the embeddings 8: set model.dim=7"),
