@@ -63,7 +63,6 @@ def fit_map(old: np.ndarray, new: np.ndarray, strength: float | None) -> np.ndar
 
 
 def mapped_rows(gallery: Path, map_file: Path | None, images: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that a file of embeddings or an index has of images, before and after the map."""
     if (gallery / ABOUT).exists():
         index = ImageIndex.open(gallery)
         source: Any = EmbeddingSource(index.rows.embeddings[:], index.images["path"].tolist(), where=str(gallery))

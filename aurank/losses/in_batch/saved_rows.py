@@ -25,7 +25,6 @@ class ComparesSavedRows(TakesInputs):
     saved: Tensor  # at unit length; no part of a checkpoint
 
     def _with_rows(self: Any, inputs: Inputs, width: int) -> Inputs:
-        """Return the batch of all processes, with the saved rows of its images as references."""
         inputs = self.gather.batch(inputs)
         if inputs.ids is None or not inputs.is_self_set:
             raise UserError(f"{type(self).__name__} compares a batch with saved rows: pass ids, and no ref_emb")
