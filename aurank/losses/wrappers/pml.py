@@ -98,12 +98,7 @@ def mined_among(mined: Sequence[Tensor], eligible: Bool[Tensor, "query reference
 
 
 def all_pairs(inputs: Inputs, eligible: Bool[Tensor, "query reference"]) -> tuple[Tensor, ...]:
-    if (relation := inputs.relation()) is not None:
-        same = to_device_of(eligible, relation > 0)
-    else:
-        ref_labels = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
-        labels, ref_labels = (to_device_of(eligible, each) for each in (inputs.labels, ref_labels))
-        same = labels[:, None] == ref_labels
+    same = to_device_of(eligible, inputs.relation() > 0)
     return *torch.nonzero(same & eligible, as_tuple=True), *torch.nonzero(~same & eligible, as_tuple=True)
 
 
