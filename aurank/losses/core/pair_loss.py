@@ -21,7 +21,7 @@ from aurank.losses.core.common import without_autocast
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pairs import Inputs, Mined, Pairs, make_pairs, read_inputs
 from aurank.losses.core.row_table import check_device
-from aurank.losses.core.sets import ComparedLabels, Labels, Relation, check_relation
+from aurank.losses.core.sets import Labels, Relation, check_relation
 from aurank.names import named, signature
 
 
@@ -205,7 +205,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         self._warned = True
         labels = len(torch.unique(pairs.host_query_labels, dim=0))
         remedy = "draw several images of each of several labels"
-        if pairs.own_references is not None:  # ids leave references out
+        if not pairs.is_self_set and pairs.itself.any():  # ids leave references out
             remedy = "references of a query's own id do not count: leave out ref_ids, or set two_way=True for texts"
         warnings.warn(
             f"no query of the batch has both a positive and a negative ({len(pairs.query)} queries of {labels} labels, "
@@ -227,8 +227,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
                 element = {"losses": values[rows], "indices": rows, "reduction_type": "element", "divisor": len(rows)}
                 loss_dict[name] = element
         self.add_embedding_regularization_to_loss_dict(loss_dict, pairs.query)
-        labels: Any = pairs.query_labels if pairs.query_labels.ndim == 1 else ComparedLabels(pairs.positive)
-        return self.reducer(loss_dict, pairs.query, labels)
+        return self.reducer(loss_dict, pairs.query, pairs.query_labels)
 
     def _sub_loss_names(self) -> list[str]:
         return ["loss", *self.extra_names]

@@ -62,7 +62,9 @@ class Inputs:
         if self.ids is not None and self.ref_ids is not None:
             ids, ref_ids = (to_device_of(like, each) for each in (self.ids, self.ref_ids))
             is_query = ids[:, None] == ref_ids
-        if self.batch_leads:  # others of the batch are other images, or other views of the same: both count
+        if (
+            self.batch_leads or self.is_self_set
+        ):  # others of the batch are other images or views: both count
             if is_query is None:
                 is_query = like.new_zeros(size, len(self.references), dtype=torch.bool)
             is_query[:, :size] = False
@@ -199,17 +201,10 @@ class Pairs:
     is_self_set: bool  # the references are the queries, one by one
     is_shared: bool  # every process has these same pairs
     bounds: tuple[float, float]
-    own_references: Bool[Tensor, "query reference"] | None  # True where one is the query itself; None in a self set
+    itself: Bool[Tensor, "query reference"]  # on the host: the reference is the query, by index, or by id among others
     valid_references: Int64[Tensor, " valid_reference"] | None = None  # valid_rows of the other way, if any
     side: int = 0  # 1 where these are the references' pairs with the queries
     weight: Float[Tensor, "query reference"] | None = None  # of a positive, in (0, 1]; None: 1 for all
-
-    @cached_property
-    def itself(self) -> Bool[Tensor, "query reference"]:
-        """True where the reference is the query: the same index, or the same id among references of their own."""
-        if self.is_self_set:
-            return torch.eye(len(self.query), dtype=torch.bool, device=self.query.device)
-        return torch.zeros_like(self.positive) if self.own_references is None else self.own_references
 
     @cached_property
     def valid(self) -> Bool[Tensor, " query"]:
@@ -224,7 +219,7 @@ class Pairs:
     @cached_property
     def positives_and_self(self) -> Positives:
         """The positives and, where it is among the references, the query itself, side by side."""
-        return self._gather(self.positive | self.itself, without_self=False)
+        return self._gather(self.positive | to_device_of(self.positive, self.itself), without_self=False)
 
     @cached_property
     def negative_similarity(self) -> Float[Tensor, "query reference"]:
@@ -243,7 +238,7 @@ class Pairs:
         twins = [(f"{kind}query{of}", f"{kind}reference{of}") for kind, of in _OF_BOTH_SIDES]
         twins += [("valid_rows", "valid_references")]
         swapped = {name: getattr(self, twin) for both in twins for name, twin in (both, both[::-1])}
-        names = ("similarity", "positive", "negative", "weight", "host_positive")
+        names = ("similarity", "positive", "negative", "weight", "host_positive", "itself")
         masks = {name: value.T for name in names if (value := getattr(self, name)) is not None}
         turned = replace(self, **swapped, **masks, side=1 - self.side)
         _ = turned.positives
@@ -295,13 +290,11 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     query_ids = None if ids is None else to_device_of(query, ids)
     reference_ids = query_ids if is_self_set else None if ref_ids is None else to_device_of(query, ref_ids)
 
-    relation, itself = inputs.relation(), None  # masks are made on the host, which then waits for no GPU
-    host_positive = positive = relation > 0
-    negative = ~positive
-    if is_self_set:
-        positive = positive.clone().fill_diagonal_(False)
-    elif not two_way and (itself := inputs.itself(positive)) is not None:
-        positive, negative = positive & ~itself, negative & ~itself
+    relation = inputs.relation()  # masks are made on the host, which then waits for no GPU
+    host_positive = relation > 0
+    itself = None if two_way else inputs.itself(host_positive)
+    itself = torch.zeros_like(host_positive) if itself is None else itself
+    positive, negative = host_positive & ~itself, ~host_positive & ~itself
     if mined is not None:
         assert not isinstance(mined, nn.Module)
         positive, negative = narrow(positive, negative, mined)
@@ -325,7 +318,7 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
         is_self_set=is_self_set,
         is_shared=inputs.shared,
         bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),
-        own_references=None if itself is None else to_device_of(query, itself),
+        itself=itself,
         weight=None if relation.dtype == torch.bool else relation.to(query),
     )
     _ = pairs.positives  # gathered here, by the host's labels, so that `per_query` can be compiled as one graph

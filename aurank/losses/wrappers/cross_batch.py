@@ -234,10 +234,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         self.counters.copy_(torch.stack(after))
 
     def _fit_labels(self, labels: Tensor) -> None:
-        if (old := self.label_memory).shape[1:] != labels.shape[1:]:
-            if int(self.counters[1]):
-                raise UserError(f"labels of the memory are {kind_of(old)}, those of the batch {kind_of(labels)}")
-            self.label_memory = old.new_zeros(len(old), *labels.shape[1:], dtype=labels.dtype)
+        if self.label_memory.shape[1:] != labels.shape[1:] and not int(self.counters[1]):
+            self.label_memory = labels.new_zeros(self.memory_size, *labels.shape[1:], device=self.counters.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         self._fit_labels(state_dict.get(f"{prefix}label_memory", self.label_memory))
