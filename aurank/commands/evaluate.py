@@ -281,7 +281,7 @@ def mine_model(
     running.tell(*measured.notes[1:])
     source = split_name(model)[1] if manifest is None else manifest.name
     paths = [*map(str, embedded.paths)] if any(embedded.paths) else [f"row {row}" for row in embedded.ids.tolist()]
-    if embedded.positives is not None or embedded.class_sets is not None or len(set(paths)) < len(paths):
+    if embedded.positives is not None or embedded.multi_label or len(set(paths)) < len(paths):
         raise UserError(
             f"negatives of {source} are mined by classes and named by paths: list each image once, in one class"
         )

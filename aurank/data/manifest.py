@@ -31,8 +31,7 @@ class Manifest:
         source: where the bytes come from; no part of the content: a moved data set keeps its `sha256`.
         labels: contiguous, 0 … C − 1; `classes[label]` is the class's original name.
         class_ids: what the lists of the data set call the classes, where that is not their name: `sha256` is of these.
-        class_sets: which of `tag_names` each class has, where a row may have several labels: `classes` then are the
-            combinations that there are, such as "cat|sofa". None where a class is one label.
+        multi_label: whether a class is a combination of labels, such as "cat|sofa".
         groups: a camera, −1 for none; None where the data set has none, as for `super_labels` and `texts`.
         group_names: `group_names[group]` is the name of a camera; None where they are numbers. `sha256` leaves it out.
         texts: a caption of each row; one image may then stand in several rows, each with a caption of its own.
@@ -64,8 +63,7 @@ class Manifest:
     super_labels: Int64[np.ndarray, " image"] | None = None
     texts: tuple[str, ...] | None = None
     class_ids: tuple[str, ...] | None = None
-    class_sets: Bool[np.ndarray, "class tag"] | None = None
-    tag_names: tuple[str, ...] = ()
+    multi_label: bool = False
     boxes: Int64[np.ndarray, "image 4"] | None = None
     positives: Int64[np.ndarray, "positive 2"] | None = None
     ignored: Int64[np.ndarray, "ignored 2"] | None = None
@@ -115,6 +113,22 @@ class Manifest:
         """Images of each class, at its label."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
+    @functools.cached_property
+    def tag_names(self) -> tuple[str, ...]:
+        """The labels that classes combine, sorted; none where a class is one label."""
+        return tuple(sorted({tag for name in self.classes for tag in name.split("|")} if self.multi_label else ()))
+
+    @functools.cached_property
+    def class_sets(self) -> Bool[np.ndarray, "class tag"] | None:
+        """Which of `tag_names` each class has; None where a class is one label."""
+        sets = [np.isin(self.tag_names, name.split("|")) for name in self.classes]
+        return np.array(sets) if self.multi_label else None
+
+    def labels_of(self, rows: Int64[np.ndarray, " row"]) -> Shaped[np.ndarray, "row ..."]:
+        """Return the labels of rows as a loss takes them: integers, or which of `tag_names` each has."""
+        labels = self.labels[rows]
+        return labels if self.class_sets is None else np.asarray(self.class_sets[labels])
+
     def most_alike(self, counts: Int64[np.ndarray, " class"]) -> Int64[np.ndarray, " class"]:
         """Return, of images counted by class, how many share a label with a class: the most that one label has."""
         return counts if (sets := self.class_sets) is None else np.asarray((sets * (counts @ sets)).max(axis=1))
@@ -144,11 +158,11 @@ class Manifest:
             digest.update(b"none\n" if column is None else column.astype("<i8").tobytes() + b"\n")
         if self.texts is not None:
             digest.update(json.dumps(self.texts).encode() + b"\n")
-        for name in (*_PAIRS, "boxes", "class_sets"):
+        for name in (*_PAIRS, "boxes"):
             if (numbers := getattr(self, name)) is not None:
                 digest.update(name.encode() + b"\n" + numbers.astype("<i8").tobytes() + b"\n")
-        if self.tag_names:
-            digest.update(json.dumps(self.tag_names).encode() + b"\n")
+        if self.multi_label:
+            digest.update(b"multi_label\n")
         return digest.hexdigest()
 
     def select(self, rows: Bool[np.ndarray, " image"] | Integer[np.ndarray, " row"] | Sequence[int]) -> "Manifest":
@@ -159,16 +173,17 @@ class Manifest:
         indices = np.arange(len(self))[np.asarray(rows) if len(rows) else np.zeros(0, dtype=np.int64)]
         labels_before, labels = np.unique(self.labels[indices], return_inverse=True)
         columns: dict[str, Any] = {"labels": labels.astype(np.int64).reshape(-1), "unread": ()}
-        for name in (*_COLUMNS, *_PAIRS, "classes", "class_ids", "class_sets"):
+        for name in (*_COLUMNS, *_PAIRS, "classes", "class_ids"):
             column = getattr(self, name)
             if column is None:
                 continue
             if name in _PAIRS:
                 columns[name] = pairs_among(column, indices, len(self))
-            else:
+            elif isinstance(column, tuple):
                 chosen = labels_before if name.startswith("class") else indices
-                is_text = isinstance(column, tuple)
-                columns[name] = tuple(column[index] for index in chosen.tolist()) if is_text else column[chosen]
+                columns[name] = tuple(column[index] for index in chosen.tolist())
+            else:
+                columns[name] = column[indices]
         return dataclasses.replace(self, **columns)
 
     def split(self, name: str) -> "Manifest":
@@ -268,7 +283,7 @@ def build_manifest(
     super_labels: Sequence[int] | None = None,
     texts: Sequence[str] | None = None,
     boxes: Sequence[Sequence[int]] | None = None,
-    class_names: Mapping[Any, str] | None = None,
+    class_names: Mapping[str, str] | None = None,
     unread: Sequence[str] = (),
 ) -> Manifest:
     """Return a manifest whose labels count the class names `labels` in the order they are first met.
@@ -287,13 +302,9 @@ def build_manifest(
     """
     if not paths:
         raise UserError(f"{name}: no images in {source.where}")
-    sets: dict[str, Any] = {}
-    if any(isinstance(label, tuple) for label in labels):
-        labels = [label if isinstance(label, tuple) else (label,) for label in labels]
-        tag_names = sets["tag_names"] = tuple(sorted({tag for tags in labels for tag in tags}))
-        sets["class_sets"] = np.array([np.isin(tag_names, tags) for tags in first_seen(labels)])
-        class_names = {tags: "|".join(tags) for tags in labels}
-    numbers, everything = first_seen(labels), [True] * len(paths)
+    multi_label = any(isinstance(label, tuple) for label in labels)
+    names = ["|".join(label) if isinstance(label, tuple) else label for label in labels]
+    numbers, everything = first_seen(names), [True] * len(paths)
 
     def whole(column: Sequence[Any] | None) -> Int64[np.ndarray, "image ..."] | None:
         return None if column is None else np.array(column, dtype=np.int64)
@@ -302,10 +313,10 @@ def build_manifest(
         name=name,
         source=source,
         paths=tuple(paths),
-        labels=np.array([numbers[label] for label in labels], dtype=np.int64),
+        labels=np.array([numbers[name] for name in names], dtype=np.int64),
         classes=tuple(numbers if class_names is None else map(class_names.__getitem__, numbers)),
-        class_ids=None if class_names is None or sets else tuple(numbers),
-        **sets,
+        class_ids=None if class_names is None else tuple(numbers),
+        multi_label=multi_label,
         splits=np.array(splits, dtype=np.str_),
         is_query=np.array(everything if is_query is None else is_query, dtype=np.bool_),
         is_gallery=np.array(everything if is_gallery is None else is_gallery, dtype=np.bool_),
@@ -333,7 +344,7 @@ def by_ending(names: Iterable[str]) -> str:
     return ", ".join(f"{count:,} {ending}" for ending, count in counts)
 
 
-def first_seen(names: Iterable[Any]) -> dict[Any, int]:
+def first_seen(names: Iterable[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 

@@ -40,7 +40,7 @@ class _Record:
     classes: list[str] | None = None
     made_by: str | None = None
     group_names: list[str] | None = None
-    class_tags: list[list[str]] | None = None  # the labels of each class that is a combination
+    multi_label: bool = False
 
 
 @dataclass
@@ -79,8 +79,8 @@ class ShardWriter:
                 offsets = np.searchsorted(ordered[:, 0], np.arange(sum(lengths) + 1))
                 table[name] = pyarrow.LargeListArray.from_arrays(offsets, ordered[:, 1])
         cameras = columns["group_names"].tolist() if "group_names" in columns else None
-        tags = [columns["tag_names"][has].tolist() for has in columns.get("class_sets", ())] or None
-        content = asdict(_Record(self.parts, None if classes is None else list(classes), made_by, cameras, tags))
+        names = None if classes is None else list(classes)
+        content = asdict(_Record(self.parts, names, made_by, cameras, "multi_label" in columns))
         text = json.dumps({**content, "checksum": content_sha256(content)})
         with replacing(self.folder / INDEX) as file:
             arrow = pyarrow.table(table).replace_schema_metadata({FORMAT: text})
@@ -130,9 +130,7 @@ def read_shards(folder: Path) -> dict[str, Any]:
                 arrays[name] = np.stack([np.repeat(np.arange(len(counts)), counts), gallery], axis=1)
     for name, texts in (("classes", record.classes), ("group_names", record.group_names)):
         arrays |= {} if texts is None else {name: np.array(texts, dtype=np.str_)}
-    if (tags := record.class_tags) is not None:
-        names = arrays["tag_names"] = np.unique(np.concatenate(tags))
-        arrays["class_sets"] = np.array([np.isin(names, each) for each in tags])
+    arrays |= {"multi_label": np.array(True)} if record.multi_label else {}
     return arrays | ({} if record.made_by is None else {"made_by": np.array(record.made_by)})
 
 

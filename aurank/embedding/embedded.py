@@ -25,7 +25,7 @@ from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import replacing
 
-_NOT_OF_ROWS = ("embeddings", "classes", "class_sets", "tag_names", "made_by", "group_names")
+_NOT_OF_ROWS = ("embeddings", "classes", "multi_label", "made_by", "group_names")
 MOST_GROUPS = 8  # most groups of which all pairs are measured
 
 
@@ -38,7 +38,7 @@ class Embedded:
         groups: cameras, −1 for none; of a query's own label and group nothing counts.
         group_names: `group_names[group]` is the name of a camera; None where they are numbers.
         classes: `classes[label]` is the name of a class.
-        class_sets: which of `tag_names` each class has, where classes are combinations of labels.
+        multi_label: True where a class is a combination of labels, as a ``Manifest`` has them.
         super_labels: super-categories, −1 for none.
         made_by: the text of a ``MadeBy``.
         positives, ignored: pairs of rows, a query's and a gallery row's, as a ``Manifest`` has them.
@@ -59,8 +59,7 @@ class Embedded:
     positives: np.ndarray | None = None
     ignored: np.ndarray | None = None
     group_names: np.ndarray | None = None
-    class_sets: np.ndarray | None = None
-    tag_names: np.ndarray | None = None
+    multi_label: np.ndarray | None = None
     gallery_embeddings: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
@@ -112,10 +111,9 @@ class Embedded:
         return {**question, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
 
     def _labels(self, rows: np.ndarray | slice) -> Any:
-        if self.class_sets is None or self.tag_names is None:
+        if not self.multi_label or self.classes is None:
             return self.labels[rows]
-        sets = [self.tag_names[has].tolist() for has in self.class_sets]
-        return [sets[label] for label in self.labels[rows].tolist()]
+        return [name.split("|") for name in self.classes[self.labels[rows]].tolist()]
 
     def select(self, rows: np.ndarray) -> "Embedded":
         chosen = np.arange(len(self.labels))[rows]
@@ -128,7 +126,7 @@ class Embedded:
         return replace(self, **changed)
 
     def problem(self) -> RetrievalProblem:
-        if self.class_sets is not None:
+        if self.multi_label:
             question = self._question()
             pairs = matched(question.pop("labels"), question.pop("gallery_labels", None), "any")[1]
             return RetrievalProblem(**question, positives=pairs)
@@ -172,8 +170,7 @@ def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedde
     for name in ("positives", "ignored"):
         if (pairs := getattr(manifest, name)) is not None:
             further[name] = pairs_among(pairs, rows, len(manifest))
-    if manifest.class_sets is not None:
-        further |= {"class_sets": manifest.class_sets, "tag_names": np.array(manifest.tag_names)}
+    further |= {"multi_label": np.array(True)} if manifest.multi_label else {}
     names = None if manifest.group_names is None else np.array(manifest.group_names)
     how = {**roles, "groups": groups, "group_names": names, "classes": classes}
     return Embedded(embeddings, labels, rows, paths, **how, **further)

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import GradientAccumulationPlugin
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -116,7 +116,6 @@ class Trainer:
         self.sampler = build_sampler(config, splits.train, rank=rank, world_size=processes, neighbours=nearest)
         self.train_data = dataset(splits.train, train=True, seed=config.seed)
         self.val_data = None if splits.val is None else dataset(splits.val, train=False)
-        self.class_sets = None if (sets := splits.train.class_sets) is None else torch.tensor(sets)
         # Accelerate wraps the module's forward in autocast; the encoder inside stays unwrapped.
         self.encoder, _ = accelerator.prepare(EachPart(trained, compiled=config.train.compile), optimiser)
         check_image_size(task.encoder, config, device)
@@ -162,20 +161,16 @@ class Trainer:
         """
         for gather in self._gathers:
             gather.announced = shares
-        references, labels = dict[str, Tensor](), self.labels_of(batch.label)
+        references: dict[str, Tensor] = {}
         images = self.embed(self._inputs(batch))
         if self.task.tokens is not None:
             images, texts = torch.split(images, len(batch.id))
-            references = {"ref_emb": texts, "ref_labels": labels, "ref_ids": batch.id}
+            references = {"ref_emb": texts, "ref_labels": batch.label, "ref_ids": batch.id}
         step, call = self._calls
         self._calls = (step, call + 1)
         # Losses and miners draw for the whole batch, so every process must draw the same numbers.
         with stream(self.config.seed, step, call):
-            return images, self.loss(images, labels, self.miner, ids=batch.id, **references)
-
-    def labels_of(self, classes: Int64[Tensor, " image"]) -> Shaped[Tensor, "image ..."]:
-        """Return labels as a loss takes them: classes, or where these are combinations which labels each row has."""
-        return classes if self.class_sets is None else self.class_sets[classes]
+            return images, self.loss(images, batch.label, self.miner, ids=batch.id, **references)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         return (batch.image,) if self.task.tokens is None else (batch.image, self.task.tokens[batch.id])

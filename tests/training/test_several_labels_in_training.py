@@ -41,10 +41,6 @@ def test_a_loss_is_given_the_labels_of_each_row(shapes: Path, monkeypatch: pytes
     assert given[0].dtype == torch.bool
     names = [{train.tag_names[tag] for tag in np.flatnonzero(row)} for row in given[0].numpy()]
     assert names == [{*train.classes[train.labels[row]].split("|")} for row in rows]
-    config = read_config(shapes_config(shapes, None, steps=2))
-    plain = Trainer(config, build_splits(config))
-    labels = torch.tensor([3, 1])
-    assert plain.labels_of(labels) is labels
 
 
 def test_a_rehearsal_and_a_run_measure_by_any_common_label(shapes: Path, tmp_path: Path) -> None:

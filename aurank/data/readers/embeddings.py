@@ -52,8 +52,8 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
     refuse_first(problems(), str(path))
     names = content["classes"].tolist() if "classes" in content else []
     labels_of = [read_label(label, f"{path}, row {row}", names) for row, label in enumerate(content["labels"].tolist())]
-    if "class_sets" in content:
-        labels_of = [tuple(content["tag_names"][has].tolist()) for has in content["class_sets"][content["labels"]]]
+    if content.get("multi_label"):
+        labels_of = [tuple(str(label).split("|")) for label in labels_of]
     require_filled("label", [f"{path}, row {row}" for row, label in enumerate(labels_of) if not label])
     super_labels, groups = content.get("super_labels"), content["groups"]
     made_by = MadeBy.parse(str(content["made_by"]), str(path)) if "made_by" in content else None

@@ -29,11 +29,11 @@ def read_label(value: Any, where: str, names: Sequence[str] = (), *, separator: 
         flags = all(isinstance(each, bool) for each in plain)
         labels = [read_label(each, where, names) for each in (np.flatnonzero(plain).tolist() if flags else plain)]
         texts = sorted({label for label in labels if isinstance(label, str) and label})
-        if len(texts) == len(labels):
+        if len(texts) == len(labels) and "|" not in "".join(texts):
             return tuple(texts) or ""
     is_one = isinstance(plain, str | Number | None)
     if not is_one:
-        expected = "a label must be a number or text, or a list that has each once, or truth values that say which"
+        expected = "a label must be a number or text, or a list that has each once, without |, or truth values"
         raise UserError(f"{where}: {expected}; got {plain!r}"[:300] + "; mend it, or name another column by label")
     text = plain_name(plain)
     if not names or not text or isinstance(plain, str):

@@ -62,9 +62,7 @@ class Inputs:
         if self.ids is not None and self.ref_ids is not None:
             ids, ref_ids = (to_device_of(like, each) for each in (self.ids, self.ref_ids))
             is_query = ids[:, None] == ref_ids
-        if (
-            self.batch_leads or self.is_self_set
-        ):  # others of the batch are other images or views: both count
+        if self.batch_leads or self.is_self_set:  # others of the batch are other images or views: both count
             if is_query is None:
                 is_query = like.new_zeros(size, len(self.references), dtype=torch.bool)
             is_query[:, :size] = False
