@@ -31,7 +31,7 @@ class Manifest:
         source: where the bytes come from; no part of the content: a moved data set keeps its `sha256`.
         labels: contiguous, 0 … C − 1; `classes[label]` is the class's original name.
         class_ids: what the lists of the data set call the classes, where that is not their name: `sha256` is of these.
-        multi_label: whether a class is a combination of labels, such as "cat|sofa".
+        multi_label: whether a class is a combination of labels with | between, such as "cat|sofa".
         groups: a camera, −1 for none; None where the data set has none, as for `super_labels` and `texts`.
         group_names: `group_names[group]` is the name of a camera; None where they are numbers. `sha256` leaves it out.
         texts: a caption of each row; one image may then stand in several rows, each with a caption of its own.
@@ -114,18 +114,13 @@ class Manifest:
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
     @functools.cached_property
-    def tag_names(self) -> tuple[str, ...]:
-        """The labels that classes combine, sorted; none where a class is one label."""
-        return tuple(sorted({tag for name in self.classes for tag in name.split("|")} if self.multi_label else ()))
-
-    @functools.cached_property
     def class_sets(self) -> Bool[np.ndarray, "class tag"] | None:
-        """Which of `tag_names` each class has; None where a class is one label."""
-        sets = [np.isin(self.tag_names, name.split("|")) for name in self.classes]
-        return np.array(sets) if self.multi_label else None
+        """Which labels, ordered by name, each class combines; None where a class is one label."""
+        tags = sorted({tag for name in self.classes for tag in name.split("|")})
+        return np.array([np.isin(tags, name.split("|")) for name in self.classes]) if self.multi_label else None
 
     def labels_of(self, rows: Int64[np.ndarray, " row"]) -> Shaped[np.ndarray, "row ..."]:
-        """Return the labels of rows as a loss takes them: integers, or which of `tag_names` each has."""
+        """Return the labels of rows as a loss takes them: integers, or a row of `class_sets` each."""
         labels = self.labels[rows]
         return labels if self.class_sets is None else np.asarray(self.class_sets[labels])
 
@@ -264,8 +259,7 @@ class Manifest:
             row, tag = np.nonzero(self.class_sets[self.labels[among]])
             ends.append((units[among][row], count + len(numbers) + tag))
         unit, other = map(np.concatenate, zip(*ends, strict=True))
-        size = count + len(numbers) + len(self.tag_names)
-        graph = coo_array((np.ones(len(unit), np.int8), (unit, other)), shape=(size, size))
+        graph = coo_array((np.ones(len(unit), np.int8), (unit, other)), shape=(int(other.max(initial=count)) + 1,) * 2)
         return np.asarray(connected_components(graph, directed=False)[1][units], dtype=np.int64)
 
 

@@ -86,13 +86,11 @@ def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
 
 def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
     listed, labels = manifest.positives, manifest.labels
-    query, gallery = manifest.is_query, manifest.is_gallery
     if listed is None and manifest.most_alike(manifest.class_counts).max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
         raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
-    if (sets := manifest.class_sets) is not None:  # a list of pairs, at least as long as that of one label
-        require_room(int((sets[labels[query]].sum(axis=0) * sets[labels[gallery]].sum(axis=0)).max()))
-    elif pooled:
+    if pooled:
+        query, gallery = manifest.is_query, manifest.is_gallery
         start, stop = matching_ranges(labels[query], np.sort(labels[gallery]))
         count = int((stop - start).sum()) - int((query & gallery).sum())
         require_room(count if listed is None else len(listed))

@@ -158,8 +158,6 @@ def matched(
         raise UserError("positives compares labels: give labels, and no relevance, which grades pairs of rows")
     if isinstance(positives, str):
         require_one_of(("any", "equal", "jaccard"), positives=positives)
-    elif isinstance(positives, Real) and not 0 < float(positives) <= 1:
-        raise UserError(f"positives must be above 0 and at most 1, a Jaccard index of labels; got {positives}")
     if callable(positives):
         given = [side.has.toarray() > 0 for side in sets] or [as_plain(side, "labels") for side in sides]
         return sets, *_pairs(positives, given[0], given[-1])

@@ -89,8 +89,6 @@ def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], outside: bo
     labelled = "label" in columns
     for where, line in lines if labelled else ():
         line["label"] = read_label(line["label"], where, separator=separator)
-    if separator is not None and not any(len(line.get("label", "")) > 1 for _, line in lines):
-        raise UserError(f"{file}: no label has the separator {separator!r}; name what stands there, or leave it out")
     for column in ("path", "label", "split") if labelled else ("path", "text", "split"):
         require_filled(column, [where for where, line in lines if not line[column]])
     texts = [tidied(line.get("text", "")) for _, line in lines]

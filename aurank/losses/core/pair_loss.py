@@ -184,7 +184,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
             )
         inputs = self.prepared(self.gather(replace(inputs, positives=self.positives)))
         pairs = make_pairs(inputs, distance=self.distance, two_way=self.two_way)
-        if self.one_label and not inputs.one_label:
+        if self.one_label and (inputs.labels.ndim == 2 or callable(self.positives)):
             raise UserError(f"{type(self).__name__} takes one label a row, no sets or function: {self.one_label}")
         if pairs.weight is not None and not self.takes_weights:
             raise UserError(f"{type(self).__name__} has no weights: set positives to any, equal or a number in (0, 1]")

@@ -40,10 +40,6 @@ class Inputs:
     def references(self) -> Tensor:
         return self.embeddings if self.ref_emb is None else self.ref_emb
 
-    @property
-    def one_label(self) -> bool:
-        return self.labels.ndim == 1 and not callable(self.positives)
-
     def relation(self) -> Tensor:
         """Return on the host how positive each reference is, as `relate` does."""
         labels = self.labels.detach().cpu()
@@ -51,21 +47,19 @@ class Inputs:
         return relate(self.positives, labels, ref_labels, is_self_set=self.is_self_set)
 
     def labels_for_pml(self) -> tuple[Any, Any]:
-        if self.one_label:
+        if self.labels.ndim == 1 and not callable(self.positives):
             return self.labels, self.ref_labels
         same = to_device_of(self.embeddings, self.relation() > 0)
         return ComparedLabels(same), None if self.is_self_set else ComparedLabels(same.T)
 
-    def itself(self, like: Tensor) -> Bool[Tensor, "query reference"] | None:
-        """Return the mask of references that are the query itself, by index or by id; None if none can be."""
-        size, is_query = len(self.embeddings), None
+    def itself(self, like: Tensor) -> Bool[Tensor, "query reference"]:
+        """Return the mask of references that are the query itself, by index or by id, on the device of a tensor."""
+        is_query = like.new_zeros(len(self.embeddings), len(self.references), dtype=torch.bool)
         if self.ids is not None and self.ref_ids is not None:
             ids, ref_ids = (to_device_of(like, each) for each in (self.ids, self.ref_ids))
             is_query = ids[:, None] == ref_ids
         if self.batch_leads or self.is_self_set:  # others of the batch are other images or views: both count
-            if is_query is None:
-                is_query = like.new_zeros(size, len(self.references), dtype=torch.bool)
-            is_query[:, :size] = False
+            is_query[:, : len(self.embeddings)] = False
             is_query.fill_diagonal_(True)
         return is_query
 
@@ -290,8 +284,7 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
 
     relation = inputs.relation()  # masks are made on the host, which then waits for no GPU
     host_positive = relation > 0
-    itself = None if two_way else inputs.itself(host_positive)
-    itself = torch.zeros_like(host_positive) if itself is None else itself
+    itself = torch.zeros_like(host_positive) if two_way else inputs.itself(host_positive)
     positive, negative = host_positive & ~itself, ~host_positive & ~itself
     if mined is not None:
         assert not isinstance(mined, nn.Module)

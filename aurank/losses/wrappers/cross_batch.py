@@ -210,7 +210,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             return extended
         indices = (to_device_of(first, part) for part in check_mined(mined, (size, size)))
         itself, outside = extended.itself(first), torch.arange(size + len(memory), device=first.device) >= size
-        assert itself is not None
         pairs = zip(indices, all_pairs(extended, outside & ~itself), strict=True)
         return replace(extended, indices_tuple=tuple(torch.cat(both) for both in pairs))
 
