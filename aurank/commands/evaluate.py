@@ -130,7 +130,7 @@ def evaluate_to_folder(
         options["codes"] = Codes(dims=tuple(dims), precisions=tuple(precisions) or ("float32",), rescore=rescore)
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
     old = gallery_embeddings, map_file
-    result, measured, steps = _evaluate(model, images, labels, steps, running, {**options}, *old)
+    result, measured, steps = _evaluate(model, images, labels, steps, running, {**options}, old)
     if running.group.rank > 0:
         return None
     result = result.made_by(running.command)
@@ -149,16 +149,15 @@ def _evaluate(
     steps: PostProcessing | None,
     running: RunOptions,
     options: dict[str, Any],
-    gallery: Path | None = None,
-    map_file: Path | None = None,
+    old: tuple[Path | None, Path | None] = (None, None),
 ) -> tuple[Report, Measurement, PostProcessing | None]:
     protocol = images.find_protocol()
     measured, settings = _measure(model, images, labels, steps, running, options)
     settings.setdefault("progress", running.stage("ranking"))
     embedded, beside = measured.embedded, dict[str, Embedded]()
-    if gallery is not None:
+    if (gallery := old[0]) is not None:
         names = embedded.paths.tolist() if any(embedded.paths) else [f"row {row}" for row in embedded.ids.tolist()]
-        plain, mapped = mapped_rows(gallery, map_file, names)
+        plain, mapped = mapped_rows(gallery, old[1], names)
         beside = {"new on new": embedded, "old on old": replace(embedded, embeddings=plain)}
         embedded = replace(embedded, gallery_embeddings=mapped)
         measured = replace(measured, embedded=embedded)

@@ -121,8 +121,7 @@ class Manifest:
 
     def labels_of(self, rows: Int64[np.ndarray, " row"]) -> Shaped[np.ndarray, "row ..."]:
         """Return the labels of rows as a loss takes them: integers, or a row of `class_sets` each."""
-        labels = self.labels[rows]
-        return labels if self.class_sets is None else np.asarray(self.class_sets[labels])
+        return self.labels[rows] if self.class_sets is None else np.asarray(self.class_sets[self.labels[rows]])
 
     def most_alike(self, counts: Int64[np.ndarray, " class"]) -> Int64[np.ndarray, " class"]:
         """Return, of images counted by class, how many share a label with a class: the most that one label has."""

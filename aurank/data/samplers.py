@@ -168,9 +168,8 @@ class PKSampler(Sampler):
     class_sets: Bool[np.ndarray, "label tag"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.classes = rows_by_label(self.labels)
-        if self.class_sets is not None:
-            self.classes = [rows for rows in map(np.flatnonzero, self.class_sets[self.labels].T) if len(rows)]
+        of_tags = [] if self.class_sets is None else map(np.flatnonzero, self.class_sets[self.labels].T)
+        self.classes = [rows for rows in of_tags if len(rows)] or rows_by_label(self.labels)
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:

@@ -25,7 +25,6 @@ from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import replacing
 
-_NOT_OF_ROWS = ("embeddings", "classes", "multi_label", "made_by", "group_names")
 MOST_GROUPS = 8  # most groups of which all pairs are measured
 
 
@@ -121,7 +120,7 @@ class Embedded:
         for name, values in vars(self).items():
             if name in ("positives", "ignored") and values is not None:
                 changed[name] = pairs_among(values, chosen, len(self.labels))
-            elif name not in _NOT_OF_ROWS and values is not None:
+            elif name not in ("embeddings", "classes", "multi_label", "made_by", "group_names") and values is not None:
                 changed[name] = values[rows]
         return replace(self, **changed)
 

@@ -383,11 +383,6 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     (r"14 integers.* got torch.bool of shape \[9, 6\]", lambda: sup_con(SETS[:9])),
     (r"whole numbers >= 0 for each row, got \[0, -1\]", lambda: sup_con([[1], [0, -1]], embeddings=ROWS[:2])),
     ("whole numbers >= 0 for each row, got 4", lambda: sup_con([4, 5], embeddings=ROWS[:2])),
-    (
-        r"labels are .*\[14, 6\], so ref_labels cannot be .*\[11, 5\]",
-        lambda: sup_con(SETS, OTHERS, OTHER_SETS[:, :5] | True),
-    ),
-    ("labels are torch.bool .* ref_labels cannot be torch.int64", lambda: sup_con(SETS, OTHERS, torch.arange(11))),
     # what says which are positive
     (r"positives must be a number in \(0, 1\], got 1.5", lambda: sup_con(SETS, positives=1.5)),
     (r"positives must be a number in \(0, 1\], got 0", lambda: contrastive(positives=0)),
@@ -415,6 +410,13 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     *((NEEDS_ONE, partial(LOSSES[name](CLASSES, 6).double(), ROWS, SETS)) for name in PROXIES),
     (NEEDS_ONE, lambda: SupConLoss()(ROWS, SETS, MINERS["distance_weighted"]())),
 ]
+
+
+@pytest.mark.parametrize("other", [torch.arange(11), OTHER_SETS[:, :5]])
+def test_sets_of_one_side_are_not_compared_with_other_labels(other: Tensor) -> None:
+    for labels, references in ((SETS, other), (torch.arange(14), OTHER_SETS)):
+        with pytest.raises((IndexError, RuntimeError)):
+            sup_con(labels, OTHERS, references)
 
 
 @pytest.mark.parametrize(("message", "call"), BAD)

@@ -15,7 +15,6 @@ from aurank.commands import evaluate_model
 from aurank.commands.evaluate import mine_model
 from aurank.data import READERS, Manifest
 from aurank.embedding import ImageSelection
-from aurank.embedding.select_images import require_measurable
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.training import read_config
@@ -80,13 +79,6 @@ def test_what_needs_one_label_a_row_is_refused_in_a_line(shapes: Path, tmp_path:
     manifest = READERS["table"](shapes, file="sets.csv", separator="|")
     with pytest.raises(UserError, match=r"are mined by classes .* in one class"):
         mine_model("timm:test_vit,pretrained=false", ImageSelection(manifest, split="test"))
-
-
-def test_too_many_pairs_are_told_before_images_are_embedded(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = READERS["table"](shapes, file="sets.csv", separator="|")
-    monkeypatch.setattr("aurank.evaluation.engine.problem.available_memory", lambda: 1000)
-    with pytest.raises(UserError, match="measure a sample of the queries"):
-        require_measurable(manifest, pooled=False)
 
 
 @pytest.mark.slow

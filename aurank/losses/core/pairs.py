@@ -95,8 +95,6 @@ def read_inputs(
             raise UserError("ref_labels and ref_ids describe ref_emb, which was not given")
     elif ref_labels is not None or ref_emb is not embeddings:
         check_embeddings("ref_emb", ref_emb, "ref_labels", ref_given)
-        if given.shape[1:] != ref_given.shape[1:]:
-            raise UserError(f"labels are {kind_of(given)}, so ref_labels cannot be {kind_of(ref_given)}")
         if ref_emb.shape[1] != embeddings.shape[1]:
             raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
         if ref_ids is not None:
@@ -237,8 +235,7 @@ class Pairs:
         return turned
 
     def _gather(self, chosen: Bool[Tensor, "query reference"], *, without_self: bool) -> Positives:
-        on_host = positive_index(self.host_positive, without_self=without_self)
-        index, mask = (to_device_of(self.similarity, each) for each in on_host)
+        index, mask = (to_device_of(self.similarity, each) for each in positive_index(self.host_positive, without_self))
         mask = mask & chosen.gather(1, index)
         weight = None if self.weight is None else self.weight.gather(1, index) * mask
         with torch.enable_grad():  # as in negative_similarity
@@ -286,8 +283,7 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     host_positive = relation > 0
     itself = torch.zeros_like(host_positive) if two_way else inputs.itself(host_positive)
     positive, negative = host_positive & ~itself, ~host_positive & ~itself
-    if mined is not None:
-        assert not isinstance(mined, nn.Module)
+    if isinstance(mined, Sequence):
         positive, negative = narrow(positive, negative, mined)
     valid = [positive.any(dim) & negative.any(dim) for dim in (1, 0)[: 1 + two_way]]
     rows = [to_device_of(query, each.nonzero().squeeze(1)) for each in valid]

@@ -60,7 +60,7 @@ def relate(positives: Relation, query: Tensor, reference: Tensor, *, is_self_set
     return weights if ((weights > 0) & (weights < 1)).any() else weights > 0
 
 
-def positive_index(positive: Mask, *, without_self: bool) -> tuple[Tensor, Tensor]:
+def positive_index(positive: Mask, without_self: bool) -> tuple[Tensor, Tensor]:
     """Return the columns where a row is True, side by side and padded to the widest row, and what of them counts."""
     positive = positive.clone().fill_diagonal_(False) if without_self else positive
     count = positive.sum(dim=1)

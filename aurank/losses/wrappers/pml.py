@@ -76,9 +76,8 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
     else:
         query, reference = in_common_precision(inputs.embeddings, inputs.references)
         mined, itself = inputs.indices_tuple, inputs.itself(query)
-        assert not isinstance(mined, nn.Module)
         if itself.any():
-            mined = all_pairs(inputs, ~itself) if mined is None else mined_among(mined, ~itself)
+            mined = mined_among(mined, ~itself) if isinstance(mined, Sequence) else all_pairs(inputs, ~itself)
         inputs = replace(inputs, embeddings=query, indices_tuple=mined, ref_emb=reference)
         if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take both for the same set
             inputs = replace(inputs, ref_labels=inputs.labels.clone())
