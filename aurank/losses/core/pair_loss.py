@@ -21,7 +21,7 @@ from aurank.losses.core.common import without_autocast
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pairs import Inputs, Mined, Pairs, make_pairs, read_inputs
 from aurank.losses.core.row_table import check_device
-from aurank.losses.core.sets import Labels, Relation, check_relation
+from aurank.losses.core.sets import ComparedLabels, Labels, Relation, check_relation
 from aurank.names import named, signature
 
 
@@ -184,7 +184,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
             )
         inputs = self.prepared(self.gather(replace(inputs, positives=self.positives)))
         pairs = make_pairs(inputs, distance=self.distance, two_way=self.two_way)
-        if self.one_label and (inputs.labels.ndim == 2 or callable(self.positives)):
+        if self.one_label and pairs.host_positive is not None:
             raise UserError(f"{type(self).__name__} takes one label a row, no sets or function: {self.one_label}")
         if pairs.weight is not None and not self.takes_weights:
             raise UserError(f"{type(self).__name__} has no weights: set positives to any, equal or a number in (0, 1]")
@@ -205,7 +205,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         self._warned = True
         labels = len(torch.unique(pairs.host_query_labels, dim=0))
         remedy = "draw several images of each of several labels"
-        if not pairs.is_self_set and pairs.itself.any():  # ids leave references out
+        if pairs.own_references is not None:  # ids leave references out
             remedy = "references of a query's own id do not count: leave out ref_ids, or set two_way=True for texts"
         warnings.warn(
             f"no query of the batch has both a positive and a negative ({len(pairs.query)} queries of {labels} labels, "
@@ -227,7 +227,8 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
                 element = {"losses": values[rows], "indices": rows, "reduction_type": "element", "divisor": len(rows)}
                 loss_dict[name] = element
         self.add_embedding_regularization_to_loss_dict(loss_dict, pairs.query)
-        return self.reducer(loss_dict, pairs.query, pairs.query_labels)
+        labels: Any = pairs.query_labels if pairs.query_labels.ndim == 1 else ComparedLabels(pairs.positive)
+        return self.reducer(loss_dict, pairs.query, labels)
 
     def _sub_loss_names(self) -> list[str]:
         return ["loss", *self.extra_names]

@@ -40,26 +40,30 @@ class Inputs:
     def references(self) -> Tensor:
         return self.embeddings if self.ref_emb is None else self.ref_emb
 
-    def relation(self) -> Tensor:
-        """Return on the host how positive each reference is, as `relate` does."""
+    def relation(self) -> Tensor | None:
+        """Return on the host how positive each reference is, as `relate` does; None where equal integers are."""
+        if self.labels.ndim == 1 and not callable(self.positives):
+            return None
         labels = self.labels.detach().cpu()
         ref_labels = labels if self.ref_labels is None else self.ref_labels.detach().cpu()
         return relate(self.positives, labels, ref_labels, is_self_set=self.is_self_set)
 
     def labels_for_pml(self) -> tuple[Any, Any]:
-        if self.labels.ndim == 1 and not callable(self.positives):
+        if (relation := self.relation()) is None:
             return self.labels, self.ref_labels
-        same = to_device_of(self.embeddings, self.relation() > 0)
+        same = to_device_of(self.embeddings, relation > 0)
         return ComparedLabels(same), None if self.is_self_set else ComparedLabels(same.T)
 
-    def itself(self, like: Tensor) -> Bool[Tensor, "query reference"]:
-        """Return the mask of references that are the query itself, by index or by id, on the device of a tensor."""
-        is_query = like.new_zeros(len(self.embeddings), len(self.references), dtype=torch.bool)
+    def itself(self, like: Tensor) -> Bool[Tensor, "query reference"] | None:
+        """Return the mask of references that are the query itself, by index or by id; None if none can be."""
+        size, is_query = len(self.embeddings), None
         if self.ids is not None and self.ref_ids is not None:
             ids, ref_ids = (to_device_of(like, each) for each in (self.ids, self.ref_ids))
             is_query = ids[:, None] == ref_ids
-        if self.batch_leads or self.is_self_set:  # others of the batch are other images or views: both count
-            is_query[:, : len(self.embeddings)] = False
+        if self.batch_leads:  # others of the batch are other images, or other views of the same: both count
+            if is_query is None:
+                is_query = like.new_zeros(size, len(self.references), dtype=torch.bool)
+            is_query[:, :size] = False
             is_query.fill_diagonal_(True)
         return is_query
 
@@ -71,7 +75,17 @@ class Inputs:
         labels, ref_labels = self.labels_for_pml()
         references = (None, None) if self.is_self_set else (reference, ref_labels)
         with without_autocast(query.device):
-            return replace(self, indices_tuple=self.indices_tuple(query, labels, *references))
+            try:
+                return replace(self, indices_tuple=self.indices_tuple(query, labels, *references))
+            except UserError:  # it needs one label a row: each query is asked for alone, its positives being of class 1
+                found = []
+            for row, same in enumerate(labels.same.long()):
+                column = torch.arange(len(reference), device=query.device)
+                column = column[column != row] if self.is_self_set else column
+                mined = self.indices_tuple(query[row : row + 1], same.new_ones(1), reference[column], same[column])
+                sides = enumerate(mined)  # queries are in 0 of three, in 0 and 2 of four
+                found.append([part + row if side in (0, 2)[: len(mined) - 2] else column[part] for side, part in sides])
+        return replace(self, indices_tuple=[torch.cat(parts) for parts in zip(*found, strict=True)])
 
 
 def read_inputs(
@@ -95,6 +109,8 @@ def read_inputs(
             raise UserError("ref_labels and ref_ids describe ref_emb, which was not given")
     elif ref_labels is not None or ref_emb is not embeddings:
         check_embeddings("ref_emb", ref_emb, "ref_labels", ref_given)
+        if given.shape[1:] != ref_given.shape[1:]:
+            raise UserError(f"labels are {kind_of(given)}, so ref_labels cannot be {kind_of(ref_given)}")
         if ref_emb.shape[1] != embeddings.shape[1]:
             raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
         if ref_ids is not None:
@@ -187,14 +203,21 @@ class Pairs:
     host_query_labels: Shaped[Tensor, "query *class"]
     host_reference_labels: Shaped[Tensor, "reference *class"]
     valid_rows: Int64[Tensor, " valid"]  # queries with at least one positive and one negative
-    host_positive: Bool[Tensor, "query reference"]  # by labels alone: before what was mined, and with the query itself
     is_self_set: bool  # the references are the queries, one by one
     is_shared: bool  # every process has these same pairs
     bounds: tuple[float, float]
-    itself: Bool[Tensor, "query reference"]  # on the host: the reference is the query, by index, or by id among others
+    own_references: Bool[Tensor, "query reference"] | None  # True where one is the query itself; None in a self set
     valid_references: Int64[Tensor, " valid_reference"] | None = None  # valid_rows of the other way, if any
     side: int = 0  # 1 where these are the references' pairs with the queries
     weight: Float[Tensor, "query reference"] | None = None  # of a positive, in (0, 1]; None: 1 for all
+    host_positive: Bool[Tensor, "query reference"] | None = None  # before miner and self; None: by equal integers
+
+    @cached_property
+    def itself(self) -> Bool[Tensor, "query reference"]:
+        """True where the reference is the query: the same index, or the same id among references of their own."""
+        if self.is_self_set:
+            return torch.eye(len(self.query), dtype=torch.bool, device=self.query.device)
+        return torch.zeros_like(self.positive) if self.own_references is None else self.own_references
 
     @cached_property
     def valid(self) -> Bool[Tensor, " query"]:
@@ -209,7 +232,7 @@ class Pairs:
     @cached_property
     def positives_and_self(self) -> Positives:
         """The positives and, where it is among the references, the query itself, side by side."""
-        return self._gather(self.positive | to_device_of(self.positive, self.itself), without_self=False)
+        return self._gather(self.positive | self.itself, without_self=False)
 
     @cached_property
     def negative_similarity(self) -> Float[Tensor, "query reference"]:
@@ -228,14 +251,19 @@ class Pairs:
         twins = [(f"{kind}query{of}", f"{kind}reference{of}") for kind, of in _OF_BOTH_SIDES]
         twins += [("valid_rows", "valid_references")]
         swapped = {name: getattr(self, twin) for both in twins for name, twin in (both, both[::-1])}
-        names = ("similarity", "positive", "negative", "weight", "host_positive", "itself")
+        names = ("similarity", "positive", "negative", "weight", "host_positive")
         masks = {name: value.T for name in names if (value := getattr(self, name)) is not None}
         turned = replace(self, **swapped, **masks, side=1 - self.side)
         _ = turned.positives
         return turned
 
     def _gather(self, chosen: Bool[Tensor, "query reference"], *, without_self: bool) -> Positives:
-        index, mask = (to_device_of(self.similarity, each) for each in positive_index(self.host_positive, without_self))
+        if self.host_positive is None:
+            labels = self.host_query_labels, self.host_reference_labels
+            index, mask = same_label_index(*labels, without_self=without_self)
+        else:
+            index, mask = positive_index(self.host_positive, without_self=without_self)
+        index, mask = to_device_of(self.similarity, index), to_device_of(self.similarity, mask)
         mask = mask & chosen.gather(1, index)
         weight = None if self.weight is None else self.weight.gather(1, index) * mask
         with torch.enable_grad():  # as in negative_similarity
@@ -279,37 +307,88 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     query_ids = None if ids is None else to_device_of(query, ids)
     reference_ids = query_ids if is_self_set else None if ref_ids is None else to_device_of(query, ref_ids)
 
-    relation = inputs.relation()  # masks are made on the host, which then waits for no GPU
-    host_positive = relation > 0
-    itself = torch.zeros_like(host_positive) if two_way else inputs.itself(host_positive)
-    positive, negative = host_positive & ~itself, ~host_positive & ~itself
-    if isinstance(mined, Sequence):
+    relation, itself = inputs.relation(), None
+    positive = query_labels[:, None] == reference_labels if relation is None else relation > 0
+    negative, ways = ~positive, (1, 0)[: 1 + two_way]
+    if is_self_set:
+        positive.fill_diagonal_(False)
+    elif not two_way and (itself := inputs.itself(positive)) is not None:
+        positive, negative = positive & ~itself, negative & ~itself
+    valid = [] if relation is None else [positive.any(dim) & negative.any(dim) for dim in ways]  # on the host
+    positive, negative = to_device_of(query, positive), to_device_of(query, negative)
+    itself = None if itself is None else to_device_of(query, itself)
+    if mined is not None:
+        assert not isinstance(mined, nn.Module)
         positive, negative = narrow(positive, negative, mined)
-    valid = [positive.any(dim) & negative.any(dim) for dim in (1, 0)[: 1 + two_way]]
+        valid = [(positive.any(dim) & negative.any(dim)).cpu() for dim in ways]
+    elif relation is None:
+        valid = valid_by_labels(inputs, host_labels, host_ref_labels, two_way=two_way)
     rows = [to_device_of(query, each.nonzero().squeeze(1)) for each in valid]
     pairs = Pairs(
         query=query,
         reference=reference,
         similarity=compared if distance.is_inverted else -compared,
-        positive=to_device_of(query, positive),
-        negative=to_device_of(query, negative),
+        positive=positive,
+        negative=negative,
         query_labels=query_labels,
         reference_labels=reference_labels,
         query_ids=query_ids,
         reference_ids=reference_ids,
         host_query_labels=host_labels,
         host_reference_labels=host_ref_labels,
-        host_positive=host_positive,
         valid_rows=rows[0],
         valid_references=rows[1] if two_way else None,
         is_self_set=is_self_set,
         is_shared=inputs.shared,
         bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),
-        itself=itself,
-        weight=None if relation.dtype == torch.bool else relation.to(query),
+        own_references=itself,
+        weight=None if relation is None or relation.dtype == torch.bool else relation.to(query),
+        host_positive=None if relation is None else relation > 0,
     )
     _ = pairs.positives  # gathered here, by the host's labels, so that `per_query` can be compiled as one graph
     return pairs
+
+
+def same_label_index(
+    query: Int64[Tensor, " query"], reference: Int64[Tensor, " reference"], *, without_self: bool
+) -> tuple[Int64[Tensor, "query width"], Bool[Tensor, "query width"]]:
+    ordered, order = reference.sort(stable=True)
+    first, count = count_equal(query, ordered)
+    count = count - int(without_self)
+    offset = torch.arange(max(int(count.max()), 1))
+    slot = first[:, None] + offset
+    if without_self:
+        position = torch.empty_like(order)
+        position[order] = torch.arange(len(order))
+        slot += slot >= position[:, None]
+    return order[slot.clamp(max=len(order) - 1)], offset < count[:, None]
+
+
+def count_equal(
+    query: Int64[Tensor, " query"], ordered: Int64[Tensor, " reference"]
+) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
+    first = torch.searchsorted(ordered, query)
+    return first, torch.searchsorted(ordered, query, right=True) - first
+
+
+def valid_by_labels(
+    inputs: Inputs, labels: Int64[Tensor, " query"], ref_labels: Int64[Tensor, " reference"], *, two_way: bool
+) -> list[Bool[Tensor, " row"]]:
+    positives = count_equal(labels, ref_labels.sort().values)[1]
+    negatives = len(ref_labels) - positives
+    if two_way:
+        same = count_equal(ref_labels, labels.sort().values)[1]
+        return [(positives > 0) & (negatives > 0), (same > 0) & (same < len(labels))]
+    leading = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch
+    if inputs.ids is not None and inputs.ref_ids is not None and not inputs.is_self_set:
+        ids, ref_ids = inputs.ids.cpu(), inputs.ref_ids.cpu()[leading:]
+        codes = torch.unique(torch.cat([ids, ref_ids]), return_inverse=True)[1]
+        classes = torch.unique(torch.cat([labels, ref_labels[leading:]]), return_inverse=True)[1]
+        both = codes * len(classes) + classes  # one number per (id, label)
+        same_id = count_equal(codes[: len(labels)], codes[len(labels) :].sort().values)[1]
+        itself = count_equal(both[: len(labels)], both[len(labels) :].sort().values)[1]
+        positives, negatives = positives - itself, negatives - (same_id - itself)
+    return [(positives > int(leading > 0)) & (negatives > 0)]
 
 
 def narrow(

@@ -41,8 +41,6 @@ def read_labels(*sides: Labels | None) -> list[Any]:
 
 def relate(positives: Relation, query: Tensor, reference: Tensor, *, is_self_set: bool) -> Tensor:
     """Return how positive each reference is, from 0 to 1 in float64, or as bool if there is nothing between."""
-    if query.ndim == 1 and not callable(positives):
-        return query[:, None] == reference
     if callable(positives):
         weights = torch.as_tensor(positives(query, reference)).to("cpu", torch.float64, copy=True)
         shape = [len(query), len(reference)]
@@ -60,8 +58,8 @@ def relate(positives: Relation, query: Tensor, reference: Tensor, *, is_self_set
     return weights if ((weights > 0) & (weights < 1)).any() else weights > 0
 
 
-def positive_index(positive: Mask, without_self: bool) -> tuple[Tensor, Tensor]:
-    """Return the columns where a row is True, side by side and padded to the widest row, and what of them counts."""
+def positive_index(positive: Mask, *, without_self: bool) -> tuple[Tensor, Tensor]:
+    """Return a mask's columns side by side and what of them counts, as `same_label_index` does by labels."""
     positive = positive.clone().fill_diagonal_(False) if without_self else positive
     count = positive.sum(dim=1)
     mask = torch.arange(max(int(count.max()), 1)) < count[:, None]
@@ -73,14 +71,15 @@ class ComparedLabels:
 
     ndim, dtype = 1, torch.int64
 
-    def __init__(self, same: Mask) -> None:
-        self.same, self.shape, self.device = same, same.shape[:1], same.device
+    def __init__(self, same: Mask, axis: int | None = None) -> None:
+        self.same, self.axis, self.shape, self.device = same, axis, same.shape[:1], same.device
 
     def unsqueeze(self, dim: int) -> "ComparedLabels":
-        return self
+        return ComparedLabels(self.same, dim)
 
     def __eq__(self, other: object) -> Any:
-        return self.same if isinstance(other, ComparedLabels) else self.refuse()
+        is_matrix = isinstance(other, ComparedLabels) and (self.axis, other.axis) == (1, 0)
+        return self.same if is_matrix else self.refuse()
 
     @classmethod
     def refuse(cls, *_: object, **__: object) -> Any:

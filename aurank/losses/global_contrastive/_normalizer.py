@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aurank.errors import AurankWarning
 from aurank.losses.core.checks import Number, require_choice, require_number, require_within
 from aurank.losses.core.pair_loss import KeyedLoss, KeyedLossOptions, query_ids
-from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.pairs import Pairs, count_equal
 from aurank.losses.core.row_table import EntryIndex, EntryValues, RowTable, log_mean_by_row, mean_by_row, writes
 from aurank.losses.core.temperature import AnyTemperature, Temperature, attraction, column, log_mean_exp
 
@@ -285,7 +285,9 @@ def check_rho(pairs: Pairs, rho: float) -> bool:
     if len(pairs.valid_rows) == 0:
         return False
     # counted on the host, by label: a miner may leave fewer, none leaves more
-    most = int((~pairs.host_positive).sum(dim=1).max())
+    labels, ref_labels = pairs.host_query_labels, pairs.host_reference_labels.sort(dim=0).values
+    same = count_equal(labels, ref_labels)[1] if pairs.host_positive is None else pairs.host_positive.sum(dim=1)
+    most = len(pairs.host_reference_labels) - int(same.min())
     if rho >= math.log(most):
         warnings.warn(
             f"rho={rho:g} is not below log({most}) = {math.log(most):.3g}, the most that weights of the "

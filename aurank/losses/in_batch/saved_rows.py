@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, SoftmaxTemperature, require_number
+from aurank.losses.core.checks import Number, SoftmaxTemperature, check_width, require_number
 from aurank.losses.core.common import in_common_precision, to_device_of, without_autocast
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import PairLossOptions, TakesInputs
@@ -24,10 +24,11 @@ class ComparesSavedRows(TakesInputs):
     takes_references = False
     saved: Tensor  # at unit length; no part of a checkpoint
 
-    def _with_rows(self: Any, inputs: Inputs) -> Inputs:
+    def _with_rows(self: Any, inputs: Inputs, width: int) -> Inputs:
         inputs = self.gather.batch(inputs)
         if inputs.ids is None or not inputs.is_self_set:
             raise UserError(f"{type(self).__name__} compares a batch with saved rows: pass ids, and no ref_emb")
+        check_width(inputs.embeddings, "embedding_size", width)
         rows = self.saved[to_device_of(self.saved, inputs.ids)]
         return replace(inputs, ref_emb=rows, ref_labels=inputs.labels.clone(), ref_ids=None)
 
@@ -64,13 +65,15 @@ class DistillLoss(ComparesSavedRows, FullPrecision):
     ) -> None:
         super().__init__()
         self.register_buffer("saved", normalize(torch.as_tensor(teacher).float()), persistent=False)
+        width = self.saved.shape[1]
+        self.embedding_size = embedding_size or width
         self.cosine, self.similarity = cosine, similarity
         self.temperature, self.gather = require_number("temperature", temperature), Gather(distributed)
-        shape = (width := self.saved.shape[1], embedding_size or width)
-        self.map = None if shape == (width, width) else nn.Parameter(nn.init.orthogonal_(torch.empty(shape)))
+        shape = (width, self.embedding_size)
+        self.map = None if self.embedding_size == width else nn.Parameter(nn.init.orthogonal_(torch.empty(shape)))
 
     def compute(self, inputs: Any) -> Tensor:
-        inputs = self._with_rows(inputs)
+        inputs = self._with_rows(inputs, self.embedding_size)
         student, teacher = in_common_precision(inputs.embeddings, inputs.references)
         itself = to_device_of(student, inputs.ids[:, None] == inputs.ids)
         with without_autocast(student.device):
@@ -116,4 +119,4 @@ class CompatibleLoss(ComparesSavedRows, SupConLoss):
             raise UserError(f"old rows are {width} wide and the embeddings {embedding_size}: set model.dim={width}")
 
     def compute(self, inputs: Inputs) -> Any:
-        return super().compute(self._with_rows(inputs))
+        return super().compute(self._with_rows(inputs, self.saved.shape[1]))

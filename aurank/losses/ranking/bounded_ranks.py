@@ -25,8 +25,7 @@ from aurank.losses.core.checks import (
 )
 from aurank.losses.core.common import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
-from aurank.losses.core.pairs import Inputs, Pairs, Positives
-from aurank.losses.core.sets import positive_index
+from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.ranking.blackbox_ap import at_least
 from aurank.losses.ranking.ranking_sums import ranking_sums
 from aurank.losses.ranking.smooth_ranks import check_cuts, smoothed_recall, weight_ahead
@@ -266,12 +265,12 @@ class HierarchicalAPLoss(PairLoss):
         levels = [pairs.positives]
         less_relevant = [pairs.negative]
         for query, reference in zip(*codes, strict=True):
-            same = query[:, None] == reference
-            on_host = (*positive_index(same, without_self=pairs.is_self_set), same)
-            index, mask, same = (to_device_of(pairs.similarity, each) for each in on_host)
-            mask = mask & less_relevant[-1].gather(1, index)
+            index, mask = same_label_index(query, reference, without_self=pairs.is_self_set)
+            index = to_device_of(pairs.similarity, index)
+            mask = to_device_of(pairs.similarity, mask) & less_relevant[-1].gather(1, index)
             levels.append(Positives(index, mask, pairs.similarity.gather(1, index)))
-            less_relevant.append(less_relevant[-1] & ~same)
+            query, reference = (to_device_of(pairs.similarity, each) for each in (query, reference))
+            less_relevant.append(less_relevant[-1] & (query[:, None] != reference))
         relevances = self._relevances(torch.stack([level.count for level in levels]), pairs.similarity)
         ordered, reached = [ascending(level) for level in levels], torch.zeros_like(pairs.similarity[:, 0])
         for position, (level, less) in enumerate(zip(levels, less_relevant, strict=True)):

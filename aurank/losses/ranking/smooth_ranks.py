@@ -12,9 +12,8 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import Cuts, Number, RankTemperature, StepTemperature, require_choice, require_number
 from aurank.losses.core.common import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
-from aurank.losses.core.pairs import Inputs, Pairs, Positives
+from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.core.row_table import SavedGenerator, writes
-from aurank.losses.core.sets import positive_index
 from aurank.losses.ranking.ranking_sums import Surrogate, ranking_sums
 from aurank.ranges import Range
 
@@ -202,7 +201,7 @@ class RecallAtKLoss(PairLoss):
 
     def _mixed(self, pairs: Pairs, shares: SavedGenerator) -> Float[Tensor, " query"]:
         labels, similarity = pairs.host_query_labels, pairs.similarity
-        index, mask = positive_index(pairs.host_positive, without_self=True)
+        index, mask = same_label_index(labels, labels, without_self=True)
         rows = torch.arange(len(labels))[:, None].expand_as(index)
         later = mask & (index > rows)  # all unordered pairs of rows with one label
         labels = torch.cat([labels, labels[rows[later]]])
@@ -211,8 +210,7 @@ class RecallAtKLoss(PairLoss):
         # An inner product of mixtures is the mixture of inner products: no embedding is mixed, nor made of unit length.
         similarity = torch.cat([similarity, torch.lerp(similarity[second], similarity[first], share[:, None])])
         similarity = torch.cat([similarity, torch.lerp(similarity[:, second], similarity[:, first], share)], dim=1)
-        on_host = positive_index(labels[:, None] == labels, without_self=True)
-        index, mask = (to_device_of(similarity, each) for each in on_host)
+        index, mask = (to_device_of(similarity, each) for each in same_label_index(labels, labels, without_self=True))
         itself = torch.eye(len(labels), dtype=torch.bool, device=similarity.device)
         positives = Positives(index, mask, similarity.gather(1, index))
         losses = self._loss(positives, similarity.masked_fill(itself, -torch.inf))

@@ -188,7 +188,7 @@ class SOPRCLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         # A graph cannot depend on a value. There, torch refuses labels too large, and takes -1 for the last class.
-        if self.one_label and not torch.compiler.is_compiling():
+        if pairs.host_positive is None and not torch.compiler.is_compiling():
             check_labels_in_range(pairs.host_query_labels, self.num_classes)
         write, scores = writes(self), pairs.positives.similarity
         with torch.no_grad():

@@ -210,6 +210,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             return extended
         indices = (to_device_of(first, part) for part in check_mined(mined, (size, size)))
         itself, outside = extended.itself(first), torch.arange(size + len(memory), device=first.device) >= size
+        assert itself is not None
         pairs = zip(indices, all_pairs(extended, outside & ~itself), strict=True)
         return replace(extended, indices_tuple=tuple(torch.cat(both) for both in pairs))
 
@@ -233,8 +234,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         self.counters.copy_(torch.stack(after))
 
     def _fit_labels(self, labels: Tensor) -> None:
-        if self.label_memory.shape[1:] != labels.shape[1:] and not int(self.counters[1]):
-            self.label_memory = labels.new_zeros(self.memory_size, *labels.shape[1:], device=self.counters.device)
+        if (old := self.label_memory).shape[1:] != labels.shape[1:]:
+            if int(self.counters[1]):
+                raise UserError(f"labels of the memory are {kind_of(old)}, those of the batch {kind_of(labels)}")
+            self.label_memory = old.new_zeros(len(old), *labels.shape[1:], dtype=labels.dtype)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         self._fit_labels(state_dict.get(f"{prefix}label_memory", self.label_memory))

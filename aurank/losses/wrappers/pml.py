@@ -76,8 +76,9 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
     else:
         query, reference = in_common_precision(inputs.embeddings, inputs.references)
         mined, itself = inputs.indices_tuple, inputs.itself(query)
-        if itself.any():
-            mined = mined_among(mined, ~itself) if isinstance(mined, Sequence) else all_pairs(inputs, ~itself)
+        assert not isinstance(mined, nn.Module)
+        if itself is not None:
+            mined = all_pairs(inputs, ~itself) if mined is None else mined_among(mined, ~itself)
         inputs = replace(inputs, embeddings=query, indices_tuple=mined, ref_emb=reference)
         if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take both for the same set
             inputs = replace(inputs, ref_labels=inputs.labels.clone())
@@ -97,7 +98,12 @@ def mined_among(mined: Sequence[Tensor], eligible: Bool[Tensor, "query reference
 
 
 def all_pairs(inputs: Inputs, eligible: Bool[Tensor, "query reference"]) -> tuple[Tensor, ...]:
-    same = to_device_of(eligible, inputs.relation() > 0)
+    if (relation := inputs.relation()) is not None:
+        same = to_device_of(eligible, relation > 0)
+    else:
+        ref_labels = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
+        labels, ref_labels = (to_device_of(eligible, each) for each in (inputs.labels, ref_labels))
+        same = labels[:, None] == ref_labels
     return *torch.nonzero(same & eligible, as_tuple=True), *torch.nonzero(~same & eligible, as_tuple=True)
 
 

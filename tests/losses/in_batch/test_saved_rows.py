@@ -101,13 +101,15 @@ def test_beside_another_loss_and_in_a_memory_they_see_the_batch_alone() -> None:
         CrossBatchMemory(parts["teacher"], embedding_size=6)
 
 
-def test_calls_without_ids_or_with_references_and_another_width_are_refused() -> None:
+def test_calls_without_ids_with_references_or_of_another_width_are_refused() -> None:
     rows, labels = batch()
     ids = ids_of(len(rows))
     for loss in (DistillLoss(saved()), CompatibleLoss(saved())):
         for call in ({}, {"ids": ids, "ref_emb": rows.clone(), "ref_labels": labels}):
             with pytest.raises(UserError, match="compares a batch with saved rows: pass ids, and no ref_emb"):
                 loss(rows, labels, **call)
+        with pytest.raises(UserError, match="as wide as embedding_size=6, got 5"):
+            loss(rows[:, :5], labels, ids=ids)
     with pytest.raises(UserError, match=r"old rows are 6 wide and the embeddings 5: set model.dim=6"):
         CompatibleLoss(saved(), embedding_size=5)
 
