@@ -167,8 +167,8 @@ BUDGETS = {
     "reporting": 1450,
     "commands exporting serving": 5050,
     "config": 950,
-    "cli": 1045,
-    "": 1005,  # beside the rooms
+    "cli": 1040,
+    "": 1010,  # beside the rooms
 }
 
 

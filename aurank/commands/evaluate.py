@@ -26,9 +26,10 @@ from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import Calibration, calibrate, check_aim
 from aurank.evaluation.compare import compare
+from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.evaluate import EvaluateOptions
 from aurank.evaluation.index.neighbours import check_index
-from aurank.evaluation.inputs import byte_count
+from aurank.evaluation.inputs import byte_count, require_one_of
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
@@ -273,17 +274,26 @@ def mine_model(
         >>> table["negative"].tolist(), table["margin"].round(3).tolist()
         (['row 2', 'row 2', 'row 0', 'row 0'], [0.143, 0.143, 0.143, 0.143])
     """
-    running = running or RunOptions()
-    images = replace(images or ImageSelection(), usual="train")
-    measured, _ = _measure(model, images, labels, None, running, {"distance": distance})
-    embedded, manifest = measured.embedded, measured.images
-    running.tell(*measured.notes[1:])
-    source = split_name(model)[1] if manifest is None else manifest.name
-    paths = [*map(str, embedded.paths)] if any(embedded.paths) else [f"row {row}" for row in embedded.ids.tolist()]
-    if embedded.positives is not None or embedded.multi_label or len(set(paths)) < len(paths):
+    images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
+    require_one_of(DISTANCES, distance=distance)
+    source, prepared = split_name(model)[1], None
+    if model.startswith("embeddings:"):
+        embedded, notes = saved_embeddings(model, source, labels, images)
+    else:
+        prepared = prepare_model(model, images, running, labels=labels)
+        manifest = prepared.dataset.manifest
+        source = manifest.name
+        require_measurable(manifest, pooled=False)
+        require_likely_classes(manifest, prepared.data, counts="to be mined")
+    listed = embedded if manifest is None else manifest
+    paths = [*map(str, listed.paths)] if any(listed.paths) else [f"row {row}" for row in embedded.ids.tolist()]
+    if listed.positives is not None or listed.multi_label or len(set(paths)) < len(paths):
         raise UserError(
             f"negatives of {source} are mined by classes and named by paths: list each image once, in one class"
         )
+    if prepared is not None:
+        embedded, notes = prepared.embed()
+        running.tell(*prepared.remarks, *notes[1:])
     pairs = mine_negatives(
         embedded.embeddings,
         embedded.labels,
@@ -296,18 +306,16 @@ def mine_model(
     pairs = {name: values[pairs["margin"] < margin] for name, values in pairs.items()}
     if not len(pairs["query"]):
         raise UserError(f"no image of {source} has a positive, and a negative within --margin {margin}")
+    images_named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
-    columns = (np.array(paths, object), names.astype(str).astype(object))
-    texts = [column[pairs[side]] for column in columns for side in TEXTS[:2]]
+    texts = [kind[pairs[side]] for kind in (images_named, names.astype(str).astype(object)) for side in TEXTS[:2]]
     table = {**pairs, **dict(zip(TEXTS, texts, strict=True))}
-    counts = {"images": len(paths), "classes": len(np.unique(names)), "pairs": len(texts[0])}
+    counts = {"images": len(images_named), "classes": len(np.unique(names)), "pairs": len(texts[0])}
     report = DoctorReport(f"hard negatives of {source}", counts, (), manifest)
     report = report.with_findings(examine_negatives(table, paths))
     if out is not None:
         write_negatives(table, out / "negatives.parquet")
-        summary = (
-            "The nearest images of other classes; negatives.parquet has all pairs, here is what is odd among them."
-        )
+        summary = "The nearest images of other classes: what is odd among them. negatives.parquet has all pairs."
         page = doctor_page(report, title="Mining", summary=summary, command=running.command or "")
         write_text(out / "mine.html", page)
     return table, report

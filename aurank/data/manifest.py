@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
 
 from aurank.data.sources import ImageSource
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 
 SPLITS = ("train", "val", "test")
 ValidationUnit = Literal["class", "super_category"]
@@ -339,9 +339,3 @@ def by_ending(names: Iterable[str]) -> str:
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(dict.fromkeys(names))}
-
-
-def refuse_first(problems: Iterable[str], of: str = "") -> None:
-    """Raise UserError with the first of some problems, if there is any."""
-    if (problem := next(iter(problems), None)) is not None:
-        raise UserError(f"{of}: {problem}" if of else problem)

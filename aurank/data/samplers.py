@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from aurank.data.checks.negatives import mined_neighbours, read_negatives
-from aurank.data.manifest import refuse_first
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 from aurank.ranges import Range
 
 Rows = Int64[np.ndarray, " _"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aurank.data.manifest import Manifest, build_manifest, refuse_first
+from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.readers.values import number_groups, read_label, require_filled
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 from aurank.files import reading
 
 _BLOCK = 4096  # rows that are looked at at once

@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from aurank.data.decode import IMAGE_SUFFIXES
-from aurank.data.manifest import SPLITS, Label, Manifest, build_manifest, by_ending, first_seen, refuse_first
+from aurank.data.manifest import SPLITS, Label, Manifest, build_manifest, by_ending, first_seen
 from aurank.data.sources import ArraySource, ImageSource, open_source
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 
 _OMNIGLOT_SPLITS = {"images_background": "train", "images_evaluation": "test"}
 _TYPES = mimetypes.MimeTypes()  # of Python alone, whatever lists the system has; text and films make no class

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from aurank.data.manifest import Label, Manifest, build_manifest, refuse_first
+from aurank.data.manifest import Label, Manifest, build_manifest
 from aurank.data.sources import ImageSource, open_source
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 from aurank.files import reading
 
 NUMBER = r"(\d{1,18})"  # fits 64 bits
