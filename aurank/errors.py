@@ -43,6 +43,12 @@ def check_options(options: Mapping[str, object], rules: Iterable[OptionRule]) ->
             raise UserError(f"{option} does not go with {name}{reason}")
 
 
+def refuse_first(problems: Iterable[str], of: str = "") -> None:
+    """Raise UserError with the first of some problems, if there is any."""
+    if (problem := next(iter(problems), None)) is not None:
+        raise UserError(f"{of}: {problem}" if of else problem)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

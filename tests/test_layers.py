@@ -71,6 +71,7 @@ HOMES = {
     "rich": ("aurank.cli",),
     "scipy": (
         "aurank.evaluation.postprocessing",
+        "aurank.evaluation.relevance",
         "aurank.data.checks",
         "aurank.data.manifest",
         "aurank.data.readers",  # for the Matlab files of published sets
@@ -155,19 +156,19 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 
 # Lines of the package, and of a room: it may shrink, and takes from another what it needs more, in the same commit.
-TOTAL = 33_600
+TOTAL = 34_500  # of it 900 for sets of labels, teachers, upgrades and adaptation
 BUDGETS = {
-    "data": 5700,
-    "losses": 5500,
+    "data": 5800,
+    "losses": 5680,
     "evaluation": 6900,
     "models": 2150,
-    "embedding": 2500,
+    "embedding": 2550,
     "training": 2400,
     "reporting": 1450,
-    "commands exporting serving": 4600,
+    "commands exporting serving": 5050,
     "config": 950,
-    "cli": 1045,
-    "": 1005,  # beside the rooms
+    "cli": 1040,
+    "": 1010,  # beside the rooms
 }
 
 

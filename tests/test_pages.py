@@ -115,8 +115,6 @@ def rehearsed(words: list[str]) -> list[str]:
     if command == "compare" and "--data" in words:  # the reports here are of random rows
         at = words.index("--data")
         words = words[:at] + words[at + 2 :]
-    if command == "compare":  # several write one page here
-        words = [*words, "--overwrite"]
     if command == "init" and "--out" not in words:
         words = [*words, "--out", "mine.yaml"]
     if command == "cp":

@@ -45,6 +45,10 @@ RECIPE = (
     *("SOPRC, no semi-variance, π 0.5, 240 steps", "SupCon, no warm-up", "SupCon, weight decay 0.05"),
     *("SupCon, 8 photos a class", "SupCon, head rate × 10", "SupCon, rate 1e-3"),
 )
+UPGRADE = (
+    *("new on new", "new on old, mapped", "old on old"),
+    *("compatible, new on new", "compatible, new on old"),
+)
 # The short tables by name: head and methods of the first column, then head, file, setting, column and parts of others.
 TABLES = {
     "heads": (
@@ -68,6 +72,18 @@ TABLES = {
         ("mAUPRC", "grocery_recipe", "", "mAUPRC", SEEDS),
         ("Recall@1", "grocery_recipe", "", "Recall@1", MEAN),
         ("minus SupCon", "grocery_recipe", "", "minus SupCon", BOTH),
+    ),
+    "teacher": (
+        ("training", {name: name for name in ("SupCon and distilled", "distilled", "SupCon")}),
+        ("mAUPRC", "grocery_teacher", "", "mAUPRC", SEEDS),
+        ("Recall@1", "grocery_teacher", "", "Recall@1", MEAN),
+        ("minus SupCon", "grocery_teacher", "", "minus SupCon", BOTH),
+    ),
+    "upgrade": (
+        ("queries on gallery", {name: name for name in UPGRADE}),
+        ("mAUPRC", "grocery_upgrade", "", "mAUPRC", SEEDS),
+        ("Recall@1", "grocery_upgrade", "", "Recall@1", MEAN),
+        ("minus new on new", "grocery_upgrade", "", "minus new on new", BOTH),
     ),
     "post-processing": (
         ("steps", {"none": UNTRAINED} | {name: name for name in STEPS} | {f"{name} †": name for name in TRANSDUCTIVE}),

@@ -139,15 +139,6 @@ def demo(call: Call) -> None:
     console.say(f"written to {call['out'] / 'demo.json'}" + (f", to look at: {page}" if page.exists() else ""))
 
 
-def export(call: Call) -> None:
-    from aurank.embedding.locations import require_checkpoint, resolve_checkpoint
-    from aurank.exporting.folder import require_export
-
-    require_export(call["to"], call["out"], int8=call["int8"], overwrite=call["overwrite"])
-    require_checkpoint(resolve_checkpoint(call["checkpoint"].removeprefix("aurank:")))
-    console.say(call())
-
-
 def config(_: Call, configuration: str, overrides: Sequence[str] = ()) -> None:
     from aurank.config import dump_config
     from aurank.training import read_config
@@ -181,11 +172,6 @@ def cp(_: Call, name: str, target: Path) -> None:
     comments += f"# Command:  {shlex.join(['aurank', 'train', str(target)])}   (copied from {name})\n"
     write_text(target, comments + text.removeprefix(head))
     console.say(f"{name} copied to {target}")
-
-
-def init(call: Call) -> None:
-    require_absent(call["out"], overwrite=call["overwrite"])  # before what takes seconds to import
-    console.say(call())
 
 
 def doctor(

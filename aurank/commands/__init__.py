@@ -9,6 +9,7 @@ from aurank.lazy import lazy_names
 
 if TYPE_CHECKING:  # the names of these files
     from aurank.commands.adapt import *
+    from aurank.commands.align import *
     from aurank.commands.average import *
     from aurank.commands.benchmarks.benchmark import *
     from aurank.commands.compare import *
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # the names of these files
 else:
     NAMES = {
         "adapt": ["adapt"],
+        "align": ["align"],
         "average": ["average_models"],
         "benchmarks.benchmark": ["run_benchmark"],
         "compare": ["compare_reports"],

@@ -11,10 +11,12 @@ from aurank.errors import UserError
 from aurank.evaluation.compare import Comparison, compare_all
 from aurank.evaluation.inputs import ProgressCallback
 from aurank.evaluation.report import Report
-from aurank.files import require_absent, require_writable, write_text
+from aurank.files import require_writable, write_text
 from aurank.reporting.compare_page import compare_page
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.results import REPORT
+
+_MADE = "Made by aurank"  # at the foot of every page
 
 
 def compare_reports(
@@ -27,7 +29,6 @@ def compare_reports(
     seed: int = 0,
     most: NonNegativeInt = 5,
     force: bool = False,
-    overwrite: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Comparison]:
     """Return the comparison of each report with the first, by its path as given.
@@ -41,11 +42,10 @@ def compare_reports(
         seed: seed of the bootstrap.
         most: how many of the queries won to list, and of those lost.
         force: compare although protocols or distances differ.
-        overwrite: replace `out`.
         progress: called as progress(done, total) now and then.
 
     Raises:
-        UserError: a file is no report, reports answer different questions, or `out` is there already.
+        UserError: a file is no report, reports answer different questions, or `out` is a file of something else.
 
     Example:
         >>> import tempfile
@@ -59,7 +59,8 @@ def compare_reports(
     """
     if out is not None:
         require_writable(out, suffix=".html")
-        require_absent(out, overwrite=overwrite)
+        if out.exists() and _MADE.encode() not in out.read_bytes()[-4096:]:
+            raise UserError(f"--out {out} is there already and is no page of aurank; name another file")
     if len(set(paths)) < 2:
         raise UserError(f"a comparison needs two reports or more; got {', '.join(map(str, paths)) or 'none'}")
     files = [path / REPORT if path.is_dir() else path for path in paths]

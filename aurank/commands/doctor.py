@@ -83,7 +83,7 @@ def examine_rows(
         hubs = crowded(near, searched)
         words = [f": in {count:,} lists, usual {hubs.expected:.0f}" for count in hubs.lists.tolist()]
         findings.append(of("hubs", hubs.row, words))
-    with_label = sound[labelled[sound]]
+    with_label = sound[labelled[sound]] if not embedded.multi_label else sound[:0]  # a prediction is of one label
     if len(with_label) > 1:
         doubtful, predicted, _ = doubtful_labels(embeddings[with_label], embedded.labels[with_label])
         wrong = with_label[doubtful]

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 from pydantic import PositiveInt
 
+from aurank.commands.align import mapped_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement, evaluation_page
 from aurank.commands.run_options import RunOptions, prepare_model
@@ -24,9 +25,11 @@ from aurank.embedding.select_images import require_distinct, require_likely_clas
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import Calibration, calibrate, check_aim
+from aurank.evaluation.compare import compare
+from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.evaluate import EvaluateOptions
 from aurank.evaluation.index.neighbours import check_index
-from aurank.evaluation.inputs import byte_count
+from aurank.evaluation.inputs import byte_count, require_one_of
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
@@ -88,6 +91,8 @@ def evaluate_to_folder(
     seed: int = 0,
     report: bool = True,
     show_class: Sequence[str] = (),
+    gallery_embeddings: Path | None = None,
+    map_file: Path | None = None,
     overwrite: bool = False,
     running: RunOptions | None = None,
     **options: Unpack[EvaluateOptions],
@@ -106,6 +111,8 @@ def evaluate_to_folder(
         seed: seed of the bootstrap.
         report: whether to write report.html, a page to look at.
         show_class: a class whose queries the page shows; may be given repeatedly.
+        gallery_embeddings: an old model's embeddings of the images (.npz, a folder or an index), to be the gallery.
+        map_file: what ``aurank align`` wrote to take them into the space of the new model.
         overwrite: replace the result of another command in `out`.
 
     Example:
@@ -123,7 +130,8 @@ def evaluate_to_folder(
     if dims or precisions:
         options["codes"] = Codes(dims=tuple(dims), precisions=tuple(precisions) or ("float32",), rescore=rescore)
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
-    result, measured, steps = _evaluate(model, images, labels, steps, running, {**options})
+    old = gallery_embeddings, map_file
+    result, measured, steps = _evaluate(model, images, labels, steps, running, {**options}, old)
     if running.group.rank > 0:
         return None
     result = result.made_by(running.command)
@@ -142,13 +150,25 @@ def _evaluate(
     steps: PostProcessing | None,
     running: RunOptions,
     options: dict[str, Any],
+    old: tuple[Path | None, Path | None] = (None, None),
 ) -> tuple[Report, Measurement, PostProcessing | None]:
     protocol = images.find_protocol()
     measured, settings = _measure(model, images, labels, steps, running, options)
     settings.setdefault("progress", running.stage("ranking"))
-    embedded = measured.embedded
+    embedded, beside = measured.embedded, dict[str, Embedded]()
+    if (gallery := old[0]) is not None:
+        names = embedded.paths.tolist() if any(embedded.paths) else [f"row {row}" for row in embedded.ids.tolist()]
+        plain, mapped = mapped_rows(gallery, old[1], names)
+        beside = {"new on new": embedded, "old on old": replace(embedded, embeddings=plain)}
+        embedded = replace(embedded, gallery_embeddings=mapped)
+        measured = replace(measured, embedded=embedded)
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **settings), *measured.notes)
+    for name, other in beside.items():
+        report_beside = evaluate_together(other.evaluate, running.group, **{**settings, "neighbours": 0})
+        change = compare(report_beside, report)
+        text = "{:.4f}, this {:+.4f} [{:+.4f}, {:+.4f}]".format(change.a, change.difference, *change.interval)
+        report = noted(report, f"{name}: mAUPRC {text} on {gallery}; {change.how}")
     if "postprocess" not in settings and running.group.rank == 0:
         report = replace(report, group_pairs=embedded.group_pairs(settings))
     if (steps := settings.get("postprocess")) is not None:
@@ -254,17 +274,26 @@ def mine_model(
         >>> table["negative"].tolist(), table["margin"].round(3).tolist()
         (['row 2', 'row 2', 'row 0', 'row 0'], [0.143, 0.143, 0.143, 0.143])
     """
-    running = running or RunOptions()
-    images = replace(images or ImageSelection(), usual="train")
-    measured, _ = _measure(model, images, labels, None, running, {"distance": distance})
-    embedded, manifest = measured.embedded, measured.images
-    running.tell(*measured.notes[1:])
-    source = split_name(model)[1] if manifest is None else manifest.name
-    paths = [*map(str, embedded.paths)] if any(embedded.paths) else [f"row {row}" for row in embedded.ids.tolist()]
-    if embedded.positives is not None or len(set(paths)) < len(paths):
+    images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
+    require_one_of(DISTANCES, distance=distance)
+    source, prepared = split_name(model)[1], None
+    if model.startswith("embeddings:"):
+        embedded, notes = saved_embeddings(model, source, labels, images)
+    else:
+        prepared = prepare_model(model, images, running, labels=labels)
+        manifest = prepared.dataset.manifest
+        source = manifest.name
+        require_measurable(manifest, pooled=False)
+        require_likely_classes(manifest, prepared.data, counts="to be mined")
+    listed = embedded if manifest is None else manifest
+    paths = [*map(str, listed.paths)] if any(listed.paths) else [f"row {row}" for row in embedded.ids.tolist()]
+    if listed.positives is not None or listed.multi_label or len(set(paths)) < len(paths):
         raise UserError(
             f"negatives of {source} are mined by classes and named by paths: list each image once, in one class"
         )
+    if prepared is not None:
+        embedded, notes = prepared.embed()
+        running.tell(*prepared.remarks, *notes[1:])
     pairs = mine_negatives(
         embedded.embeddings,
         embedded.labels,
@@ -277,18 +306,16 @@ def mine_model(
     pairs = {name: values[pairs["margin"] < margin] for name, values in pairs.items()}
     if not len(pairs["query"]):
         raise UserError(f"no image of {source} has a positive, and a negative within --margin {margin}")
+    images_named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
-    columns = (np.array(paths, object), names.astype(str).astype(object))
-    texts = [column[pairs[side]] for column in columns for side in TEXTS[:2]]
+    texts = [kind[pairs[side]] for kind in (images_named, names.astype(str).astype(object)) for side in TEXTS[:2]]
     table = {**pairs, **dict(zip(TEXTS, texts, strict=True))}
-    counts = {"images": len(paths), "classes": len(np.unique(names)), "pairs": len(texts[0])}
+    counts = {"images": len(images_named), "classes": len(np.unique(names)), "pairs": len(texts[0])}
     report = DoctorReport(f"hard negatives of {source}", counts, (), manifest)
     report = report.with_findings(examine_negatives(table, paths))
     if out is not None:
         write_negatives(table, out / "negatives.parquet")
-        summary = (
-            "The nearest images of other classes; negatives.parquet has all pairs, here is what is odd among them."
-        )
+        summary = "The nearest images of other classes: what is odd among them. negatives.parquet has all pairs."
         page = doctor_page(report, title="Mining", summary=summary, command=running.command or "")
         write_text(out / "mine.html", page)
     return table, report

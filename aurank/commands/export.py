@@ -78,7 +78,7 @@ class Exported:
         >>> check = Check("model.onnx", images=10, max_difference=2e-7, before=0.75, after=0.75)
         >>> print(Exported(Path("exported"), {"model.onnx": 1234}, [check]))
         model.onnx: max difference 2.0e-07 over 10 images; mauprc 0.7500 before, 0.7500 after
-        written to exported: model.onnx 1,234 bytes
+        model.onnx 1,234 bytes
     """
 
     out: Path
@@ -88,7 +88,7 @@ class Exported:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in self.files.items())
-        return "\n".join([*map(str, self.checks), *self.notes, f"written to {self.out}: {sizes}"])
+        return "\n".join([*map(str, self.checks), *self.notes, sizes])
 
 
 def export_model(

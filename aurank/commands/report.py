@@ -31,22 +31,19 @@ class Measurement:
     images: Manifest | None = None
     notes: Sequence[str] = ()
 
-    @property
-    def data(self) -> str:
-        classes = f"{len(set(self.embedded.labels.tolist())):,} classes"
-        if (images := self.images) is not None:
-            return f"{images.name}: {len(images):,} images of {classes}, manifest {images.sha256[:16]}"
-        return f"{len(self.embedded.labels):,} embeddings of {classes}"
-
 
 def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[str] = ()) -> str:
     """Return the page of an evaluation as HTML text, with the doctor's findings; `classes` get grids of their own."""
     from aurank.reporting.report_page import report_page
 
-    source = None if measured.images is None else measured.images.source
-    facts, examined = [("model", measured.model), ("data", measured.data)], examine_measured(report, measured)
+    images, labels = measured.images, measured.embedded.labels
+    rows = f"{len(labels):,} embeddings" if images is None else f"{images.name}: {len(images):,} images"
+    data = f"{rows} of {len(np.unique(labels)):,} classes" + (f", manifest {images.sha256[:16]}" if images else "")
+    facts, examined = [("model", measured.model), ("data", data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
-    return report_page(report, source=source, classes=classes, examined=examined, facts=facts, title=title)
+    return report_page(
+        report, source=images and images.source, classes=classes, examined=examined, facts=facts, title=title
+    )
 
 
 def examine_measured(report: Report, measured: Measurement) -> "Examined":

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
+from typing_extensions import TypedDict
 
 from aurank.config import Config, dump_config
 from aurank.config.load import read_mapping
@@ -191,6 +192,25 @@ def value_of(config: Config, key: str) -> Any:
 # -- the search -------------------------------------------------------------------------------------------------------
 
 
+class _Trial(TypedDict):
+    number: int
+    state: Literal["complete", "pruned", "failed"]
+    value: float | None  # the mean of the folds of a complete trial
+    params: Line  # as Optuna drew them
+    folds: list[float]
+    validations: dict[int, float]  # what pruning compares, by how many validations there had been
+    settings: dict[str, str]
+    seconds: float
+    error: str
+
+
+class _Saved(TypedDict):
+    """The content of search.json: what the search is of, and the trials that have ended."""
+
+    settings: Line
+    trials: list[_Trial]
+
+
 class _Search:
     def __init__(
         self,
@@ -231,9 +251,9 @@ class _Search:
     def _saved_trials(self) -> list[Line]:
         """Return the trials that ended before, and add them to the study; UserError if they are of another search."""
         title, remedy = "a search", "name another --out"
-        saved = read_record(self.file, dict[str, Any], title, named="aurank search", version=3, remedy=remedy)
+        saved = read_record(self.file, _Saved, title, named="aurank search", version=3, remedy=remedy)
+        before = saved["settings"]
         with reading(self.file, title, remedy=remedy):
-            before = saved["settings"]
             differing = differences(read_config(before["config"]), self.config)
             others = {key: value for key, value in self.searched.items() if key != "config"}
             differing += [f"{key}: {before[key]} != {value}" for key, value in others.items() if before[key] != value]
@@ -246,10 +266,10 @@ class _Search:
                     value=trial["value"],
                     params=trial["params"],
                     distributions=self.spaces,
-                    intermediate_values={int(step): value for step, value in trial["validations"].items()},
+                    intermediate_values=trial["validations"],
                 )
                 self.study.add_trial(ended)
-        return list(saved["trials"])
+        return [dict(trial) for trial in saved["trials"]]
 
     def _save(self) -> None:
         content = {"format": "aurank search", "version": 3, "settings": self.searched, "trials": self.trials}

@@ -58,7 +58,8 @@ def view_keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> l
 
 
 def with_own_labels(manifest: Manifest) -> Manifest:
-    return dataclasses.replace(manifest, labels=np.arange(len(manifest)), classes=manifest.paths, class_ids=None)
+    labels, classes = np.arange(len(manifest)), manifest.paths
+    return dataclasses.replace(manifest, labels=labels, classes=classes, class_ids=None, multi_label=False)
 
 
 class ImageDataset(Dataset[Sample]):
@@ -133,7 +134,7 @@ class ImageDataset(Dataset[Sample]):
     def __getitem__(self, key: Key) -> Sample:
         """Return image, label and id; IndexError where batches skip it."""
         batch = self.__getitems__([key])
-        return batch.image[0], int(batch.label[0]), int(batch.id[0])
+        return batch.image[0], int(self.manifest.labels[batch.id[0]]), int(batch.id[0])
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         parsed = [_parse(key) for key in keys]
@@ -142,7 +143,7 @@ class ImageDataset(Dataset[Sample]):
         if not is_there.all():
             images = images[is_there]
         rows = np.array([row for row, _, _ in parsed], dtype=np.int64)[is_there]
-        labels = torch.from_numpy(self.manifest.labels[rows])
+        labels = torch.from_numpy(self.manifest.labels_of(rows))
         return Batch(torch.from_numpy(images).permute(0, 3, 1, 2), labels, torch.from_numpy(rows))
 
     def to_input(self, images: Shaped[Tensor, "batch ..."]) -> Tensor:

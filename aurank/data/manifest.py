@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
 
 from aurank.data.sources import ImageSource
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 
 SPLITS = ("train", "val", "test")
 ValidationUnit = Literal["class", "super_category"]
+Label = str | tuple[str, ...]  # the name of a class, or the names of all labels of a row, sorted
 _COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts", "boxes")
 _PAIRS = ("positives", "ignored")
 
@@ -30,6 +31,7 @@ class Manifest:
         source: where the bytes come from; no part of the content: a moved data set keeps its `sha256`.
         labels: contiguous, 0 … C − 1; `classes[label]` is the class's original name.
         class_ids: what the lists of the data set call the classes, where that is not their name: `sha256` is of these.
+        multi_label: whether a class is a combination of labels with | between, such as "cat|sofa".
         groups: a camera, −1 for none; None where the data set has none, as for `super_labels` and `texts`.
         group_names: `group_names[group]` is the name of a camera; None where they are numbers. `sha256` leaves it out.
         texts: a caption of each row; one image may then stand in several rows, each with a caption of its own.
@@ -61,6 +63,7 @@ class Manifest:
     super_labels: Int64[np.ndarray, " image"] | None = None
     texts: tuple[str, ...] | None = None
     class_ids: tuple[str, ...] | None = None
+    multi_label: bool = False
     boxes: Int64[np.ndarray, "image 4"] | None = None
     positives: Int64[np.ndarray, "positive 2"] | None = None
     ignored: Int64[np.ndarray, "ignored 2"] | None = None
@@ -111,6 +114,20 @@ class Manifest:
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
     @functools.cached_property
+    def class_sets(self) -> Bool[np.ndarray, "class tag"] | None:
+        """Which labels, ordered by name, each class combines; None where a class is one label."""
+        tags = sorted({tag for name in self.classes for tag in name.split("|")})
+        return np.array([np.isin(tags, name.split("|")) for name in self.classes]) if self.multi_label else None
+
+    def labels_of(self, rows: Int64[np.ndarray, " row"]) -> Shaped[np.ndarray, "row ..."]:
+        """Return the labels of rows as a loss takes them: integers, or a row of `class_sets` each."""
+        return self.labels[rows] if self.class_sets is None else np.asarray(self.class_sets[self.labels[rows]])
+
+    def most_alike(self, counts: Int64[np.ndarray, " class"]) -> Int64[np.ndarray, " class"]:
+        """Return, of images counted by class, how many share a label with a class: the most that one label has."""
+        return counts if (sets := self.class_sets) is None else np.asarray((sets * (counts @ sets)).max(axis=1))
+
+    @functools.cached_property
     def class_super_labels(self) -> Int64[np.ndarray, " class"] | None:
         """Super-category of each class, at its label, or None; UserError where a class has several."""
         if self.super_labels is None:
@@ -138,6 +155,8 @@ class Manifest:
         for name in (*_PAIRS, "boxes"):
             if (numbers := getattr(self, name)) is not None:
                 digest.update(name.encode() + b"\n" + numbers.astype("<i8").tobytes() + b"\n")
+        if self.multi_label:
+            digest.update(b"multi_label\n")
         return digest.hexdigest()
 
     def select(self, rows: Bool[np.ndarray, " image"] | Integer[np.ndarray, " row"] | Sequence[int]) -> "Manifest":
@@ -173,7 +192,7 @@ class Manifest:
 
         At least two classes are taken: one alone has no negatives. Unchanged if there is a "val" split, if `fraction`
         is 0, or without training images. Only training rows move, so a class that training and test share stays in
-        test. Classes that share an image, by its several texts, move together and count as one: no image is in both.
+        test. Classes that share an image, by its several texts, or a label move together and count as one.
 
         Args:
             fraction: at least 0 and below 1.
@@ -191,7 +210,8 @@ class Manifest:
         moved, classes = units[training], (units if by == "class" else self.labels)[training]
         if (number := len(np.unique(classes))) < 4:
             few = "too few to keep some for validation (4 are needed); set data.validation_fraction=0"
-            raise UserError(f"{self.name} has {number} training classes, {few}")
+            apart = "" if self.class_sets is None else " without a common label"
+            raise UserError(f"{self.name} has {number} training classes{apart}, {few}, or name a split val")
         most = room = min(max(2, round(fraction * number)), number - 2)
         random = np.random.default_rng([seed, number])
         if by == "class":
@@ -217,7 +237,7 @@ class Manifest:
     def units(self, by: ValidationUnit, among: Bool[np.ndarray, " image"]) -> Int64[np.ndarray, " image"]:
         """Return a number for each row, equal for rows that may not be parted: a class, or a super-category.
 
-        Classes that share an image `among` some rows, by its several texts, count as one.
+        Classes that share an image `among` some rows, by its several texts, or a label count as one.
         """
         units = self.labels
         if by == "super_category":
@@ -225,16 +245,20 @@ class Manifest:
                 raise UserError(f"{self.name} has no super-categories to hold out: hold out classes (by class)")
             alone = of_class.max() + 1 + np.arange(len(of_class))  # of a class without one
             units = np.unique(np.where(of_class < 0, alone, of_class), return_inverse=True)[1][self.labels]
-        if self.texts is None:
+        if self.texts is None and self.class_sets is None:
             return units
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
-        # Classes and images are the nodes of a graph; its connected parts are the units.
+        # Classes, images and single labels are the nodes of a graph; its connected parts are the units.
         count, numbers = int(units.max()) + 1, first_seen(self.paths)
         images = np.array([count + numbers[path] for path in self.paths], dtype=np.int64)
-        ties = (np.ones(np.count_nonzero(among), np.int8), (units[among], images[among]))
-        graph = coo_array(ties, shape=(count + len(numbers),) * 2)
+        ends = [(units[among], images[among])] if self.texts is not None else []
+        if self.class_sets is not None:
+            row, tag = np.nonzero(self.class_sets[self.labels[among]])
+            ends.append((units[among][row], count + len(numbers) + tag))
+        unit, other = map(np.concatenate, zip(*ends, strict=True))
+        graph = coo_array((np.ones(len(unit), np.int8), (unit, other)), shape=(int(other.max(initial=count)) + 1,) * 2)
         return np.asarray(connected_components(graph, directed=False)[1][units], dtype=np.int64)
 
 
@@ -243,7 +267,7 @@ def build_manifest(
     source: ImageSource,
     *,
     paths: Sequence[str],
-    labels: Sequence[str],
+    labels: Sequence[Label],
     splits: Sequence[str],
     is_query: Sequence[bool] | None = None,
     is_gallery: Sequence[bool] | None = None,
@@ -258,7 +282,7 @@ def build_manifest(
     """Return a manifest whose labels count the class names `labels` in the order they are first met.
 
     Every image is both query and gallery unless `is_query` or `is_gallery` say otherwise. Where `labels` are ids,
-    `class_names` gives the name of each.
+    `class_names` gives the name of each. Where some are tuples of names, a class is a combination of labels.
 
     Raises:
         UserError: when there is no image.
@@ -271,7 +295,9 @@ def build_manifest(
     """
     if not paths:
         raise UserError(f"{name}: no images in {source.where}")
-    numbers, everything = first_seen(labels), [True] * len(paths)
+    multi_label = any(isinstance(label, tuple) for label in labels)
+    names = ["|".join(label) if isinstance(label, tuple) else label for label in labels]
+    numbers, everything = first_seen(names), [True] * len(paths)
 
     def whole(column: Sequence[Any] | None) -> Int64[np.ndarray, "image ..."] | None:
         return None if column is None else np.array(column, dtype=np.int64)
@@ -280,9 +306,10 @@ def build_manifest(
         name=name,
         source=source,
         paths=tuple(paths),
-        labels=np.array([numbers[label] for label in labels], dtype=np.int64),
+        labels=np.array([numbers[name] for name in names], dtype=np.int64),
         classes=tuple(numbers if class_names is None else map(class_names.__getitem__, numbers)),
         class_ids=None if class_names is None else tuple(numbers),
+        multi_label=multi_label,
         splits=np.array(splits, dtype=np.str_),
         is_query=np.array(everything if is_query is None else is_query, dtype=np.bool_),
         is_gallery=np.array(everything if is_gallery is None else is_gallery, dtype=np.bool_),
@@ -312,9 +339,3 @@ def by_ending(names: Iterable[str]) -> str:
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(dict.fromkeys(names))}
-
-
-def refuse_first(problems: Iterable[str], of: str = "") -> None:
-    """Raise UserError with the first of some problems, if there is any."""
-    if (problem := next(iter(problems), None)) is not None:
-        raise UserError(f"{of}: {problem}" if of else problem)

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from aurank.data.checks.negatives import mined_neighbours, read_negatives
-from aurank.data.manifest import refuse_first
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 from aurank.ranges import Range
 
 Rows = Int64[np.ndarray, " _"]
@@ -150,6 +149,7 @@ class PKSampler(Sampler):
     - The batches are as few and as equal as hold all images, so every image is seen once an epoch, except: a class with
       more chunks than there are batches leaves its surplus for other epochs; there are no more batches than can have
       half of the classes that fit; and a batch with a single class is left out.
+    - With `class_sets`, the single labels of each label, an image counts to one of its own, drawn anew in each epoch.
 
     With several processes whole chunks are dealt out, in their order; rows where there are too few chunks.
 
@@ -164,14 +164,16 @@ class PKSampler(Sampler):
     """
 
     per_class: Annotated[int, Range(choices=(2, 4, 8))] = field(default=4, kw_only=True)
+    class_sets: Bool[np.ndarray, "label tag"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        order = np.argsort(self.labels, kind="stable")
-        starts = np.flatnonzero(np.diff(self.labels[order])) + 1
-        self.classes: list[Rows] = np.split(order.astype(np.int64), starts) if len(order) else []
+        of_tags = [] if self.class_sets is None else map(np.flatnonzero, self.class_sets[self.labels].T)
+        self.classes = [rows for rows in of_tags if len(rows)] or rows_by_label(self.labels)
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
+        if self.class_sets is not None and type(self) is not PKSampler:
+            yield "the sampler draws images of one label each, and these have several; use pk or shuffled"
         least = 2 * self.per_class * self.world_size
         needed = f" for each of {self.world_size} processes" if self.world_size > 1 else ""
         if self.per_class < 2:
@@ -194,8 +196,12 @@ class PKSampler(Sampler):
 
     def global_batches(self, epoch: int) -> list[Chunks]:
         """Return the batches of one epoch, in random order, each as its chunks."""
-        generator = self.generator(epoch)
-        batches = self._packed(self.classes, self.batch, generator)
+        generator, classes = self.generator(epoch), self.classes
+        if self.class_sets is not None:
+            label, tag = np.nonzero(self.class_sets)
+            first = np.searchsorted(label, self.labels)
+            classes = rows_by_label(tag[first + generator.integers(self.class_sets.sum(axis=1)[self.labels])])
+        batches = self._packed(classes, self.batch, generator)
         batches = [pieces for pieces in batches if len(pieces) >= 2]
         return [batches[index] for index in generator.permutation(len(batches))]
 
@@ -208,6 +214,12 @@ class PKSampler(Sampler):
                 return batches
             # Chunks of several sizes do not always fill a batch to its last row.
             number = max(number + 1, round(number * 1.01))
+
+
+def rows_by_label(labels: Int64[np.ndarray, " image"]) -> list[Rows]:
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order])) + 1
+    return np.split(order.astype(np.int64), starts) if len(order) else []
 
 
 def least_number(chunks: Sequence[Chunks], batch: int, per_class: int) -> int:

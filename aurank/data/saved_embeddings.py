@@ -24,7 +24,7 @@ from aurank.names import meant, nearest
 PAIRS, _FLAGS = ("positives", "ignored"), ("is_query", "is_gallery")
 ARRAYS = (
     *("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes"),
-    *("group_names", "splits", "super_labels", "made_by", *PAIRS),
+    *("multi_label", "group_names", "splits", "super_labels", "made_by", *PAIRS),
 )
 """Arrays of a file of saved embeddings; files of other programs lack all but the first two."""
 
@@ -36,6 +36,7 @@ _FORMS = {
     "is_query": (1, "biu", "one flag a row"),
     "is_gallery": (1, "biu", "one flag a row"),
     "classes": (1, "U", "one text a class"),
+    "multi_label": (0, "b", "one flag"),
     "group_names": (1, "U", "one text a group"),
     "made_by": (0, "U", "one text"),
     **dict.fromkeys(PAIRS, (2, "iu", "pairs of rows, shape [pair, 2]")),
@@ -96,7 +97,7 @@ def _problems(content: Mapping[str, Any]) -> Iterator[str]:
     count = content["embeddings"].shape[0] if content["embeddings"].ndim else 1
     for name, values in content.items():
         ndim, kinds, expected = _FORMS.get(name, (1, "", "one value a row"))
-        is_of_rows = name not in ("classes", "group_names", "made_by", *PAIRS)
+        is_of_rows = name not in ("classes", "multi_label", "group_names", "made_by", *PAIRS)
         is_odd = values.ndim != ndim or (is_of_rows and len(values) != count) or values.shape[1:] == (0,)
         if is_odd or (kinds and values.dtype.kind not in kinds):
             yield f"{name} has shape {values.shape}, {values.dtype}; expected {expected}, {count} rows in all arrays"

@@ -40,6 +40,7 @@ class _Record:
     classes: list[str] | None = None
     made_by: str | None = None
     group_names: list[str] | None = None
+    multi_label: bool = False
 
 
 @dataclass
@@ -78,7 +79,8 @@ class ShardWriter:
                 offsets = np.searchsorted(ordered[:, 0], np.arange(sum(lengths) + 1))
                 table[name] = pyarrow.LargeListArray.from_arrays(offsets, ordered[:, 1])
         cameras = columns["group_names"].tolist() if "group_names" in columns else None
-        content = asdict(_Record(self.parts, None if classes is None else list(classes), made_by, cameras))
+        names = None if classes is None else list(classes)
+        content = asdict(_Record(self.parts, names, made_by, cameras, "multi_label" in columns))
         text = json.dumps({**content, "checksum": content_sha256(content)})
         with replacing(self.folder / INDEX) as file:
             arrow = pyarrow.table(table).replace_schema_metadata({FORMAT: text})
@@ -128,6 +130,7 @@ def read_shards(folder: Path) -> dict[str, Any]:
                 arrays[name] = np.stack([np.repeat(np.arange(len(counts)), counts), gallery], axis=1)
     for name, texts in (("classes", record.classes), ("group_names", record.group_names)):
         arrays |= {} if texts is None else {name: np.array(texts, dtype=np.str_)}
+    arrays |= {"multi_label": np.array(True)} if record.multi_label else {}
     return arrays | ({} if record.made_by is None else {"made_by": np.array(record.made_by)})
 
 

@@ -20,6 +20,7 @@ from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.inputs import NO_GROUP, RetrievalProblem, choose_devices, group_texts
 from aurank.evaluation.metrics import hierarchical_names
+from aurank.evaluation.relevance import matched
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import replacing
@@ -36,9 +37,11 @@ class Embedded:
         groups: cameras, −1 for none; of a query's own label and group nothing counts.
         group_names: `group_names[group]` is the name of a camera; None where they are numbers.
         classes: `classes[label]` is the name of a class.
+        multi_label: True where a class is a combination of labels, as a ``Manifest`` has them.
         super_labels: super-categories, −1 for none.
         made_by: the text of a ``MadeBy``.
         positives, ignored: pairs of rows, a query's and a gallery row's, as a ``Manifest`` has them.
+        gallery_embeddings: another model's embeddings of the same rows, which queries are ranked against.
     """
 
     embeddings: Rows
@@ -55,6 +58,8 @@ class Embedded:
     positives: np.ndarray | None = None
     ignored: np.ndarray | None = None
     group_names: np.ndarray | None = None
+    multi_label: np.ndarray | None = None
+    gallery_embeddings: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
         """Return the exact ``Report`` under the query and gallery flags; ``options`` go to ``aurank.evaluate``."""
@@ -86,12 +91,12 @@ class Embedded:
 
     @property
     def _roles(self) -> tuple[np.ndarray | slice, np.ndarray | None]:
-        is_one_set = self.is_query.all() and self.is_gallery.all()
+        is_one_set = self.is_query.all() and self.is_gallery.all() and self.gallery_embeddings is None
         return (slice(None), None) if is_one_set else (self.is_query, self.is_gallery)
 
     def _question(self) -> dict[str, Any]:
         query, gallery = self._roles
-        question = {"labels": self.labels[query], "groups": self.groups[query]}
+        question: dict[str, Any] = {"labels": self._labels(query), "groups": self.groups[query]}
         positions = [np.where(side, np.cumsum(side) - 1, -1) for side in (self.is_query, self.is_gallery)]
         for name, pairs in (("positives", self.positives), ("ignore", self.ignored)):
             if pairs is not None:
@@ -100,8 +105,14 @@ class Embedded:
         if gallery is None:
             return {"embeddings": self.embeddings, **question}
         sides = {"embeddings": select_rows(self.embeddings, self.is_query), "ids": self.ids[query]}
-        sides |= {"gallery": select_rows(self.embeddings, gallery), "gallery_labels": self.labels[gallery]}
+        rows = self.embeddings if self.gallery_embeddings is None else self.gallery_embeddings
+        sides |= {"gallery": select_rows(rows, gallery), "gallery_labels": self._labels(gallery)}
         return {**question, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
+
+    def _labels(self, rows: np.ndarray | slice) -> Any:
+        if not self.multi_label or self.classes is None:
+            return self.labels[rows]
+        return [name.split("|") for name in self.classes[self.labels[rows]].tolist()]
 
     def select(self, rows: np.ndarray) -> "Embedded":
         chosen = np.arange(len(self.labels))[rows]
@@ -109,11 +120,15 @@ class Embedded:
         for name, values in vars(self).items():
             if name in ("positives", "ignored") and values is not None:
                 changed[name] = pairs_among(values, chosen, len(self.labels))
-            elif name not in ("embeddings", "classes", "made_by", "group_names") and values is not None:
+            elif name not in ("embeddings", "classes", "multi_label", "made_by", "group_names") and values is not None:
                 changed[name] = values[rows]
         return replace(self, **changed)
 
     def problem(self) -> RetrievalProblem:
+        if self.multi_label:
+            question = self._question()
+            pairs = matched(question.pop("labels"), question.pop("gallery_labels", None), "any")[1]
+            return RetrievalProblem(**question, positives=pairs)
         _, labels = np.unique(self.labels, return_inverse=True)
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
@@ -154,6 +169,7 @@ def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedde
     for name in ("positives", "ignored"):
         if (pairs := getattr(manifest, name)) is not None:
             further[name] = pairs_among(pairs, rows, len(manifest))
+    further |= {"multi_label": np.array(True)} if manifest.multi_label else {}
     names = None if manifest.group_names is None else np.array(manifest.group_names)
     how = {**roles, "groups": groups, "group_names": names, "classes": classes}
     return Embedded(embeddings, labels, rows, paths, **how, **further)

@@ -15,7 +15,6 @@ from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import pooled_metrics
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, query_columns
-from aurank.evaluation.hierarchy import check_grades, graded, hierarchical_values
 from aurank.evaluation.index.approximate import index_report
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.inputs import (
@@ -52,6 +51,7 @@ from aurank.evaluation.metrics import (
     split_cut,
 )
 from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessing, Processed
+from aurank.evaluation.relevance import Rule, graded, hierarchical_values, matched
 from aurank.evaluation.report import FIRST, Report
 from aurank.evaluation.shards import require_equal
 
@@ -116,7 +116,7 @@ def evaluate(
     gallery_groups: Integers | None = None,
     super_labels: Integers | None = None,
     gallery_super_labels: Integers | None = None,
-    positives: Integers | None = None,
+    positives: Integers | Rule | None = None,
     relevance: Integers | None = None,
     ignore: Integers | None = None,
     junk: Integers | None = None,
@@ -137,16 +137,20 @@ def evaluate(
 ) -> Report:
     """Return the report of how well embeddings retrieve what belongs to them, over the full gallery.
 
-    Equal labels make a positive. Without a gallery the set is its own, and each row is left out of its own result.
-    Queries without a positive are skipped and counted. `ids`, `groups`, `positives`, `ignore`, `junk` and their gallery
-    sides are the fields of `RetrievalProblem`; here labels, ids and groups may be text as well. `device`, `max_memory`,
-    `distributed` and `progress` are as for `positive_ranks`.
+    Equal labels make a positive, or sets of labels that meet. Without a gallery the set is its own, and each row is
+    left out of its own result. Queries without a positive are skipped and counted. `ids`, `groups`, `positives`,
+    `ignore`, `junk` and their gallery sides are the fields of `RetrievalProblem`; here labels, ids and groups may be
+    text as well. `device`, `max_memory`, `distributed` and `progress` are as for `positive_ranks`.
 
     Args:
         embeddings: queries [query, dim] of any real type: tensors, arrays of NumPy (memory-mapped too) and of other
             libraries (by `__dlpack__` or `__array__`), data frames, lists.
+        labels: an integer or text for each row; or sets of such: lists, or a matrix of truth values [row, class].
         groups: such as the camera of each row; none where it is −1, None, NaN or "". So are super_labels.
         super_labels: the super-category of each row, for metrics such as h_ap and super:mauprc.
+        positives: pairs (query row, gallery row); or how labels make them: by "any" common label, "equal" sets, a least
+            Jaccard index, "jaccard" (the default of sets: it is the gain in nDCG), or a function of the labels of
+            queries and of the gallery, which returns for each pair a truth value or a gain from 0 to 1.
         relevance: for each pair in `positives` a number above 0, its gain in nDCG; other metrics count pairs alike.
         distance: "cosine", "dot" or "euclidean".
         recall_at: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
@@ -173,7 +177,9 @@ def evaluate(
     require_one_of(TIES, ties=ties)
     require_at_least(0, neighbours=neighbours)
     names, cuts = None if metrics is None else check_names(metrics, labelled=labels is not None), sorted_cuts(recall_at)
-    grades = None if relevance is None else check_grades(positives, relevance)
+    sets, listed, grades = matched(labels, gallery_labels, positives, relevance)
+    if sets:
+        labels, gallery_labels = (*(side.texts() for side in sets), None)[:2]
     steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
     group = ProcessGroup(distributed)
     options = {
@@ -190,7 +196,7 @@ def evaluate(
     if steps is not None:
         steps.check_ready(distance)
     if group.size > 1:
-        require_equal(group, relevance=relevance)
+        require_equal(group, relevance=grades)
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     grouping: dict[str, Any] = {"gather": group.all_gather, "may_lack": True}
     above, gallery_above, _ = numbered(super_labels, gallery_super_labels, name="super_label", **grouping)
@@ -199,7 +205,7 @@ def evaluate(
     embeddings = as_matrix(embeddings, side="query")
     gallery = None if gallery is None else as_matrix(gallery, side="gallery")
     plain_problem = RetrievalProblem(
-        embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
+        embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, listed, ignore, junk
     )
     devices = choose_devices(device, embeddings)
     first = devices[0]
@@ -211,7 +217,7 @@ def evaluate(
         ranks = RankBlocks(problem, distance=distance, distributed=distributed, **counting)
         if not len(ranks.query):
             remedy = "no other row there has a query's label; check that labels and embeddings belong together"
-            if problem.positives is not None:
+            if positives is not None and problem.positives is positives:
                 remedy = "the pairs in positives are none, or all left out"
             counts = f"{ranks.num_queries} queries has a positive among the {ranks.num_gallery} gallery rows"
             raise UserError(f"none of the {counts}: {remedy}")
@@ -247,7 +253,7 @@ def evaluate(
             notes=notes,
             resampling=resampling,
         )
-        return ranks, report
+        return ranks, replace(report, tags=sets[0].tags(ranks.query)) if sets else report
 
     problem, processed = plain_problem, None
     ranks, report = measured(problem, resampling=None if steps else resampling)

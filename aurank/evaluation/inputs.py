@@ -139,7 +139,9 @@ def as_matrix(values: Arrays, *, side: str) -> Embeddings:
         is_real = not embeddings.is_complex() and embeddings.layout == torch.strided
     else:  # bfloat16 and its kin come from the ml_dtypes package, under a kind of their own
         is_real = getattr(kind, "kind", "O") in "fiub" or str(kind).startswith(("bfloat", "float"))
-    if len(shape) != 2 or 0 in shape or not is_real:
+    if len(shape) == 2 and 0 in shape:
+        raise UserError(f"the {side} embeddings have no {'rows' if shape[0] == 0 else 'columns'} (shape {shape})")
+    if len(shape) != 2 or not is_real:
         content = f"the {side} embeddings have type {kind} and shape {shape}"
         raise UserError(f"{content}: give a dense matrix of real numbers, a row for each item")
     return embeddings

@@ -154,7 +154,7 @@ AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "mrr@{k}": reciprocal_rank_at,
 }
 NAMES = ("mauprc", *AT_K, *WHOLE)
-HIERARCHICAL = ("h_ap", "h_ndcg")  # of super-categories: aurank.evaluation.hierarchy
+HIERARCHICAL = ("h_ap", "h_ndcg")  # of super-categories: aurank.evaluation.relevance
 SUPER = "super:"  # before the name of any metric above: the rows of a query's super-category are its positives
 POOLED = "tpr@fpr={rate}"  # over the pairs of all queries; it has no value per query
 RATE = re.compile(r"tpr@fpr=((?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e-?[0-9]{1,2})?)")

@@ -140,7 +140,7 @@ def probe(
     distance = "cosine" if protocol == "knn" else "euclidean"
     sides = []
     for side, rows, classes in (("training", embeddings, labels), ("test", test, test_labels)):
-        if rows is not None and classes is not None:
+        if side == "training" or (rows is not None and classes is not None):
             matrix = as_matrix(rows, side=side)
             check_rows(matrix, side=side, distance=distance)
             sides.append((matrix, integer_array(classes, name="label", rows=len(matrix), side=side)))

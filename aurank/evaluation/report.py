@@ -34,7 +34,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("label", "class", "path", "group"), Names),
 }
 """The columns of `per_query` and of the gallery that are no metrics."""
-_LONG = ("curve", "neighbours", "gallery", "per_query")  # at the end of the file
+_LONG = ("curve", "neighbours", "gallery", "tags", "per_query")  # at the end of the file
 
 
 class _Report(TypedDict):
@@ -59,6 +59,7 @@ class _Report(TypedDict):
     curve: NotRequired[dict[Literal["recall", "precision"], list[Number]]]
     neighbours: NotRequired[dict[Literal["row", "score", "is_positive"], list[list[Number | bool | None]]]]
     gallery: NotRequired[dict[str, Names]]
+    tags: NotRequired[dict[str, list[Count]]]
 
 
 def _plain(values: Column) -> Any:
@@ -109,6 +110,7 @@ class Report:
     group_pairs: list[dict[str, Any]] | None = None  # "query" and "gallery" (two groups), "num_queries", "metrics"
     neighbours: NearestRows | None = None  # of each query in `per_query`, where they were asked for
     gallery: dict[str, Column] = field(default_factory=dict)  # beside them: its "label", "path", "class", "group"
+    tags: dict[str, Column] | None = None  # positions in `per_query` by label, where a query may have several
     distance: str = "cosine"  # by which items were ranked
     versions: dict[str, str] = field(default_factory=_VERSIONS.copy)
     date: str | None = None  # UTC, where a command made it
@@ -184,10 +186,13 @@ class Report:
         return replace(self, command=command, date=datetime.now(UTC).isoformat(timespec="seconds"))
 
     def class_table(self) -> dict[str, Column]:
-        """Return columns over classes, by label: "label", "num_queries", and each metric's mean over the class."""
+        """Return columns by label: "label", "num_queries", and the mean of each metric over a label's queries."""
         if "label" not in self.per_query:
             raise UserError("a table by class needs labels, and this report has none: evaluate with labels")
-        classes = Classes.of(self.per_query["label"])
+        if (tags := self.tags) is None:
+            classes = Classes.of(self.per_query["label"])
+        else:
+            classes = Classes(np.array([*tags]), np.array([*map(len, tags.values())]), np.concatenate([*tags.values()]))
         means = {name: classes.means(self.values(name)) for name in self._metric_names}
         return {"label": classes.label, "num_queries": classes.count, **means}
 
@@ -266,6 +271,7 @@ class Report:
                 kind: Any = dict[str, Annotated[_KINDS.get(name, list[Number]), Len(rows, rows)]]  # type: ignore[misc]
                 columns[name] = np.asarray(checked({f"per_query.{name}": values}, kind)[f"per_query.{name}"])
             content["metrics"] = {name: float(value) for name, value in content["metrics"].items()}
+            content["tags"] = {name: np.array(rows) for name, rows in content.get("tags", {}).items()} or None
             content["gallery"] = {name: np.asarray(values) for name, values in content.get("gallery", {}).items()}
             content["tie_bounds"] = tuple(map(float, content["tie_bounds"]))
             if (lists := content.get("neighbours")) is not None:

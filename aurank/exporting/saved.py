@@ -35,8 +35,6 @@ def push_to_hub(
     licence: str | None = None,
     private: bool | None = None,
     token: str | None = None,
-    revision: str | None = None,
-    commit_message: str = "Model saved by aurank",
 ) -> str:
     """Upload what `save_model` writes into a repository of the hub, made if needed; return the commit's URL."""
     hub = import_library("huggingface_hub", "push_to_hub")
@@ -45,7 +43,6 @@ def push_to_hub(
         try:
             api: Any = hub.HfApi(token=token)
             api.create_repo(repo_id, private=private, exist_ok=True)
-            how: dict[str, Any] = {"revision": revision, "commit_message": commit_message}
-            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **how).commit_url)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder).commit_url)
         except Exception as error:  # of many kinds: a name that none can be, no token, no network
             raise UserError(f"the model cannot be pushed to {repo_id}: {first_line(error)}") from error

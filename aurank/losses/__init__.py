@@ -16,10 +16,12 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "blackbox_ap": "ranking.blackbox_ap:BlackBoxAPLoss",
         "circle": "wrappers.pml:circle",
         "clip": "in_batch.clip:CLIPLoss",
+        "compatible": "in_batch.saved_rows:CompatibleLoss",
         "contrastive": "wrappers.pml:contrastive",
         "cosface": "wrappers.pml:cosface",
         "cyclip": "in_batch.clip:CyCLIPLoss",
         "dcl": "in_batch.contrastive:DCLLoss",
+        "distill": "in_batch.saved_rows:DistillLoss",
         "emc2": "global_contrastive.emc2:EMC2Loss",
         "fast_ap": "ranking.binned_ap:FastAPLoss",
         "fastclip": "global_contrastive.sogclr:FastCLIPLoss",
@@ -80,6 +82,7 @@ if TYPE_CHECKING:  # the names of these files
     from aurank.losses.global_contrastive.sogclr import *
     from aurank.losses.in_batch.clip import *
     from aurank.losses.in_batch.contrastive import *
+    from aurank.losses.in_batch.saved_rows import *
     from aurank.losses.ranking.binned_ap import *
     from aurank.losses.ranking.blackbox_ap import *
     from aurank.losses.ranking.bounded_ranks import *

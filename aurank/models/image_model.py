@@ -245,7 +245,8 @@ class ModelImages(ImageDataset):
 def require_vectors(output: Any, count: int) -> Tensor:
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != count:
         returned = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(f"the model returned {returned} for {count} images; expected a tensor [{count}, dim]")
+        expected = f"expected a tensor [{count}, dim]; use a model that gives one vector for each image"
+        raise UserError(f"the model returned {returned} for {count} images; {expected}")
     return output
 
 

@@ -50,7 +50,7 @@ def make_grids(
         ("Random queries", f"drawn with seed {SEED}", random),
     ]
     for name in classes:
-        of_class = by_ap[names[by_ap] == name]
+        of_class = by_ap[np.isin(by_ap, (report.tags or {}).get(name, np.flatnonzero(names == name)))]
         if not len(of_class):
             hint = meant(nearest(name, sorted(set(names.tolist())), most=3))
             raise UserError(f"no query of class {name!r} was measured{hint}")

@@ -127,11 +127,12 @@ def _cards(report: Report) -> list[dict[str, Any]]:
 def _classes(report: Report) -> dict[str, Any]:
     table, names, distinct = report.class_table(), class_names(report), same_metrics(report)
     shown = ["mauprc", *(name for name in ("recall@1", "r_precision") if name in distinct)]
-    _, first = np.unique(report.per_query["label"], return_index=True)
-    columns = [table["num_queries"], report.per_query["num_positives"][first], *(table[name] for name in shown)]
+    first = np.unique(report.per_query["label"], return_index=True)[1]
+    positives = {} if report.tags else {"positives": report.per_query["num_positives"][first]}  # differs within a tag
+    columns = {"queries": table["num_queries"], **positives, **{name: table[name] for name in shown}}
     order = np.argsort(table["mauprc"], kind="stable")[:MOST_CLASSES].tolist()
-    rows = [(names[index], *(column[index].item() for column in columns)) for index in order]
-    return {"rows": rows, "columns": ["class", "queries", "positives", *shown], "total": len(names)}
+    rows = [(names[index], *(column[index].item() for column in columns.values())) for index in order]
+    return {"rows": rows, "columns": ["class", *columns], "total": len(names)}
 
 
 def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, Any] | None:

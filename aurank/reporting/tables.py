@@ -74,6 +74,8 @@ def same_metrics(*reports: Report) -> dict[str, list[str]]:
 
 
 def class_names(report: Report) -> list[str]:
+    if report.tags is not None:
+        return [*report.tags]
     _, first = np.unique(report.per_query["label"], return_index=True)
     return [str(name) for name in query_names(report)[first].tolist()]
 

@@ -191,7 +191,7 @@ def shield(app: ASGIApp, hosts: Sequence[str] | None, token: str | None = None) 
                 response = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     response.setdefault(name, value)
-                # Only a search that succeeds has read its body; of another the server would read on, maybe for ever.
+                # Only of a search that succeeds is the body surely read; else the server would read on, maybe for ever.
                 if has_body and (scope["method"] != "POST" or message["status"] != 200):
                     response["connection"] = "close"
             await send(message)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from aurank.config.components import build
 from aurank.config.schema import NO_BACKBONE
 from aurank.data import SAMPLERS, Manifest, Sampler
 from aurank.data.dataset import with_own_labels
+from aurank.data.readers.embeddings import read_embeddings, rows_of_images
 from aurank.embedding.build import build_transform
 from aurank.embedding.image_selection import read_whole
 from aurank.embedding.image_text_pairs import each_image_once
@@ -25,9 +27,10 @@ from aurank.embedding.select_images import (
     require_likely_classes,
     split_of,
 )
-from aurank.errors import AurankWarning
+from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses
+from aurank.losses.in_batch.saved_rows import SavedRows
 from aurank.models import Encoder
 from aurank.models.adapters.names import is_tower
 from aurank.models.encoder import parameter_groups
@@ -73,7 +76,7 @@ def build_sampler(
     component = config.sampler
     offered: dict[str, Any] = {"labels": train.labels, "super_labels": train.super_labels, "neighbours": neighbours}
     offered |= {"batch": component.batch, "seed": config.seed, "rank": rank, "world_size": world_size}
-    offered |= {"paths": train.paths}
+    offered |= {"paths": train.paths, "class_sets": train.class_sets}
     sampler: Sampler = build("sampler.params", SAMPLERS[component.name], offered, component.params)
     if sampler.refresh_every is None:
         next(sampler.iterate())  # raises UserError if an epoch has no batch
@@ -139,7 +142,12 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
     offered = {**sizes, "distributed": gathers, "two_way": config.model.text is not None}
     # The configuration was checked: its two_way is that of the model.
     params = {name: value for name, value in term.params.items() if name != "two_way"}
+    for name, value in params.items():
+        if signature(LOSSES[term.name])[0][name].annotation == SavedRows:
+            params[name] = torch.from_numpy(rows_of_images(read_embeddings(Path(), file=value).source, train.regions))
     loss: nn.Module = build(f"loss.params of {term.name}", LOSSES[term.name], offered, params)
+    if train.class_sets is not None and (reason := getattr(loss, "one_label", "")):
+        raise UserError(f"loss {term.name} takes one label for each image, and {train.name} has several: {reason}")
     return loss
 
 

@@ -152,7 +152,7 @@ class Loop:
     def _read(self, count: int) -> Iterator[Drawn]:
         progress, sampler, trainer = self.progress, self.trainer.sampler, self.trainer
         skips, views = trainer.config.data.on_error == "skip", trainer.views
-        labels = trainer.train_data.manifest.labels
+        labels_of = trainer.train_data.manifest.labels_of
         # Batches with too few readable images are skipped, so the number to draw is not known.
         drawn = itertools.islice(sampler.iterate_ranks(progress.epoch, progress.batch), None if skips else count)
         positions, to_load = itertools.tee(drawn)
@@ -166,7 +166,7 @@ class Loop:
             )
             if not skips or min(map(len, rows)) >= 2 * views:
                 passed, count = None, count - 1
-                rank_labels = [torch.from_numpy(labels[ids.numpy()]) for ids in rows]
+                rank_labels = [torch.from_numpy(labels_of(ids.numpy())) for ids in rows]
                 yield batch, epoch, index, (rank_labels, rows) if len(parts) > 1 else None
                 if count == 0:
                     return

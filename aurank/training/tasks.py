@@ -77,7 +77,8 @@ class Task:
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
         manifest, readable = data.manifest, _readable(data)
         query, gallery = manifest.is_query & readable, manifest.is_gallery & readable
-        positives = np.bincount(manifest.labels[gallery], minlength=len(manifest.classes))[manifest.labels] - gallery
+        counts = np.bincount(manifest.labels[gallery], minlength=len(manifest.classes))
+        positives = manifest.most_alike(counts)[manifest.labels] - gallery
         with_positive = np.flatnonzero(query & (positives > 0))
         if len(with_positive) == 0:
             raise UserError(
@@ -86,6 +87,8 @@ class Task:
             )
         first = int(with_positive[0])
         same = manifest.labels == manifest.labels[first]
+        if (sets := manifest.class_sets) is not None:
+            same = (sets & sets[manifest.labels[first]]).any(axis=1)[manifest.labels]
         other_classes = np.flatnonzero((query | gallery) & ~same)
         partner = next(row for row in np.flatnonzero(gallery & same).tolist() if row != first)
         return [first, partner, *other_classes[: most - 2].tolist()]

@@ -41,8 +41,7 @@ def test_three_reports_and_their_pictures_become_a_page(reports: Path, aurank: S
     assert all(f"<h3>{name}</h3>" in page for name in ("runs/small", "runs/middle", "runs/large/report.json"))
     # Without data the paths stand in place of pictures.
     command = ("compare", "runs/small", "runs/large", *FEW, "--metric", "recall@1")
-    assert "exists already; name another file, or replace it with --overwrite" in aurank.refused(*command)
-    output, _ = aurank.done(*command, "--overwrite")
+    output, _ = aurank.done(*command)  # a page of aurank is replaced
     assert output.startswith("recall@1")
     page = (reports / "compare.html").read_text(encoding="utf-8")
     assert 'src="data:image/' not in page
@@ -58,7 +57,7 @@ def test_a_file_that_is_there_and_data_of_something_else_are_refused(reports: Pa
     assert not (reports / "compare.html").exists()
     (reports / "compare.html").write_text("<p>mine</p>", encoding="utf-8")
     complaint = aurank.refused("compare", "runs/small", "runs/large", *FEW)
-    assert "compare.html exists already" in complaint
+    assert "compare.html is there already and is no page of aurank; name another file" in complaint
     assert (reports / "compare.html").read_text(encoding="utf-8") == "<p>mine</p>"
 
 

@@ -7,8 +7,8 @@ import pytest
 from testing.processes import Shell
 
 GROUPS = [(), ("index",), ("data",)]
-NAMES = """train, adapt, tune, benchmark, profile, demo, average, export, config, ls, cp, evaluate, embed, mine, pairs,
-probe, compare, calibrate, search, serve, init, doctor, index build, index add, index remove, data check,
+NAMES = """train, adapt, tune, benchmark, profile, demo, average, export, config, ls, cp, evaluate, align, embed, mine,
+pairs, probe, compare, calibrate, search, serve, init, doctor, index build, index add, index remove, data check,
 data get, data prepare"""
 COMMANDS = NAMES.replace("\n", " ").split(", ")
 

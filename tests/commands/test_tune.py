@@ -136,7 +136,7 @@ def test_no_trial_is_outside_of_a_given_range_nor_recorded_as_another(tmp_path: 
     search = json.loads(file.read_bytes())
     (trial,) = search["trials"]
     assert trial["params"]["train.steps"] == steps
-    wrong = ({"params": {}}, {"params": trial["params"] | {"train.steps": 9}}, {"state": ""})
+    wrong = ({"params": {}}, {"params": trial["params"] | {"train.steps": 9}}, {"folds": ["a"]}, {"state": ""})
     for change in wrong:
         file.write_text(json.dumps(search | {"trials": [trial | change]}))
         with pytest.raises(UserError, match=r"search.json: cannot be read as a search .*name another --out"):

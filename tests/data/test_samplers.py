@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aurank.data import SAMPLERS, HardNegativeSampler, HierarchicalSampler, PKSampler, ShuffledSampler
 from aurank.data.samplers import nearest_classes
+from aurank.errors import UserError
 
 
 def shuffled_labels(sizes: list[int]) -> np.ndarray:
@@ -64,6 +65,47 @@ def test_pk_batches_keep_every_limit(case, seed, epoch):
     if per_class >= 3:
         for label, count in ((label, n) for rows in batches for label, n in enumerate(np.bincount(labels[rows]))):
             assert count != 1 or sizes[label] == 1  # an image has a positive
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sets=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), min_size=3, max_size=12),
+    images=st.integers(24, 90),
+    per_class=st.integers(2, 4),
+    seed=st.integers(0, 5),
+)
+def test_pk_draws_images_by_any_of_their_labels(sets, images, per_class, seed):
+    class_sets = np.array([[tag in tags for tag in range(8)] for tags in sets])  # no image has the last
+    labels = np.random.default_rng(seed).integers(0, len(sets), images)
+    counts = class_sets[labels].sum(axis=0)
+    assume((counts >= per_class).sum() >= 2)
+    sampler = PKSampler(labels, 8 * per_class, per_class=per_class, seed=seed, class_sets=class_sets)
+    for epoch in (0, 1):
+        chunks = [chunk for pieces in sampler.global_batches(epoch) for chunk in pieces]
+        seen = np.concatenate([*chunks, np.zeros(0, np.int64)])
+        assert len(np.unique(seen)) == len(seen)
+        assert all(class_sets[labels[chunk]].all(axis=0).any() for chunk in chunks)  # one label that all of it have
+        assert max(map(len, chunks), default=0) <= per_class
+        assert sum(len(chunk) < per_class for chunk in chunks) <= 2 * np.count_nonzero(counts)
+        for pieces in sampler.global_batches(epoch):
+            assert len(pieces) >= 2
+            assert sum(map(len, pieces)) <= 8 * per_class
+
+
+def test_over_epochs_an_image_counts_to_each_of_its_labels():
+    class_sets, labels = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]], bool), np.arange(60) % 3
+    sampler = PKSampler(labels, 20, per_class=5, class_sets=class_sets)
+    assert {row for epoch in range(4) for rows in sampler.epoch(epoch) for row in rows.tolist()} == {*range(60)}
+    together = np.zeros((3, 3), int)
+    for epoch in range(3):
+        for chunk in itertools.chain(*sampler.global_batches(epoch)):
+            together[np.ix_(np.unique(labels[chunk]), np.unique(labels[chunk]))] += 1
+    assert (together > 0).all()
+    plain = PKSampler(labels, 20, per_class=5)
+    assert {len(np.unique(labels[chunk])) for chunk in itertools.chain(*plain.global_batches(0))} == {1}
+    for name in ("hard_negative", "hierarchical"):
+        with pytest.raises(UserError, match="draws images of one label each, and these have several; use pk"):
+            make(name, labels, 20, per_class=5, class_sets=class_sets)
 
 
 @pytest.mark.slow

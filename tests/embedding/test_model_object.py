@@ -179,9 +179,9 @@ class OfflineHub:
             raise ValueError("no such owner\nand more")
         self.made.append((repo_id, private))
 
-    def upload_folder(self, *, repo_id: str, folder_path: str, **options: Any) -> SimpleNamespace:
+    def upload_folder(self, *, repo_id: str, folder_path: str) -> SimpleNamespace:
         shutil.copytree(folder_path, self.root / repo_id)
-        return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/{options['commit_message']}")
+        return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/first")
 
     def file(self, repo: str, name: str, revision: str | None = None) -> str:
         if not (self.root / repo).exists():
@@ -196,7 +196,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(
     model: ImageModel, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double = OfflineHub(tmp_path, monkeypatch)
-    url = model.push_to_hub("owner/net", licence="mit", private=True, commit_message="first")
+    url = model.push_to_hub("owner/net", licence="mit", private=True)
     assert (url, double.made) == ("https://hub/owner/net/commit/first", [("owner/net", True)])
     assert (tmp_path / "owner/net/README.md").read_text(encoding="utf-8").startswith('---\nlicense: "mit"\n')
     loaded = aurank.load("hf-hub:owner/net")

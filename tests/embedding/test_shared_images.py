@@ -16,6 +16,7 @@ from aurank.distributed import ProcessGroup
 from aurank.embedding import ImageSelection
 from aurank.embedding.embedded import Embedded
 
+pytestmark = pytest.mark.slow
 MODEL, COUNT, BATCH = "timm:test_vit,pretrained=false", 30, 4
 
 
@@ -126,7 +127,6 @@ SLOW = """
 import time
 from aurank.embedding.cache import EmbeddingCache
 
-pytestmark = pytest.mark.slow
 def slow(self, piece, write=EmbeddingCache.write, sleep=time.sleep):
     write(self, piece)
     sleep(0.3)

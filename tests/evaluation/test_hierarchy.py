@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import ndcg_score
 
 from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.hierarchy import hierarchical_values
 from aurank.evaluation.inputs import RetrievalProblem
+from aurank.evaluation.relevance import hierarchical_values
 
 LABELS = np.array([0] * 4 + [1] * 3 + [2] * 5 + [3] * 2 + [4] * 2 + [5] * 3 + [6])
 ABOVE = np.array([0, 0, 0, 1, 1, -1, 1])[LABELS]

@@ -65,6 +65,7 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
     },
     "spectral": {"mu": [0]},
     "sup_ap": {"calibration": [1], "slope": [-1], "delta": [True], "positive_margin": [float("inf")]},
+    "sup_con": {"positives": ["meet", 0, 1.5, True, None]},
     "sup_recall": {"jump": [float("nan")]},
 }
 NUMBERS = [

@@ -24,6 +24,16 @@ def test_every_loss_is_tried() -> None:
     assert WAIT.keys() <= EVERY.keys()
 
 
+@pytest.mark.parametrize("name", ["isogclr", "smooth_ap", "sup_con"])
+def test_a_step_of_sets_reads_nothing_of_the_device(name: str) -> None:
+    given = {"num_samples": len(LABELS)} if name == "isogclr" else {}
+    loss, rows = LOSSES[name](positives="jaccard", **given).to("meta"), torch.randn(len(LABELS), 6, device="meta")
+    sets = torch.nn.functional.one_hot(LABELS) + torch.nn.functional.one_hot(IDS % 6) > 0
+    references = {"ref_emb": rows.clone(), "ref_labels": sets.flip(0), "ref_ids": IDS}
+    for others in ({}, references):
+        assert loss(rows.clone().requires_grad_(), sets, ids=IDS, **others).is_meta
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(EVERY.keys() - WAIT.keys()))
 def test_a_step_reads_nothing_of_the_device(name: str) -> None:

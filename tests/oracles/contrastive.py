@@ -184,3 +184,23 @@ def sogclr(
     table.update({one: blend(one, new) / level for one, new in means.items()})
     table[LEVEL] = level
     return found
+
+
+def distilled(
+    rows: Tensor, teacher: Tensor, ids: Sequence[int], *, cosine: float, similarity: float, temperature: float
+) -> Tensor:
+    """cosine · (1 − cos(x, t)) + similarity · KL(p‖q), the mean over rows; both have one width for the first term."""
+    total = rows.new_zeros(())
+    for query in range(len(rows)):
+        if cosine:
+            total = total + cosine * (1 - cos(rows[query], teacher[query]))
+        others = [other for other in range(len(rows)) if ids[other] != ids[query]]
+        p, q = ([(cos(each[query], each[other]) / temperature).exp() for other in others] for each in (teacher, rows))
+        for chosen in range(len(others)):
+            share_p, share_q = p[chosen] / sum(p), q[chosen] / sum(q)
+            total = total + similarity * share_p * (share_p / share_q).log()
+    return total / len(rows)
+
+
+def cos(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum() / (left.square().sum() * right.square().sum()).sqrt()

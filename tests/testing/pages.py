@@ -18,7 +18,7 @@ from testing.runs import pairs_config, tiny_config, write_table
 from testing.trees import grocery_tree, omniglot_zip, pixels, sop_tree, write_tree, zip_tree
 
 import aurank
-from aurank.commands import embed_model, embed_to_folder, export_model, write_first_configuration
+from aurank.commands import align, embed_model, embed_to_folder, export_model, write_first_configuration
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 
@@ -114,6 +114,9 @@ def write_world(folder: Path) -> aurank.TrainResult:
     embed_model("timm:test_resnet,pretrained=false,input_size=32", images).save(folder / "features.npz")
     every = ImageSelection(f"folder:{folder / 'photos'}", split="all")
     embed_to_folder("timm:resnet18,pretrained=false,input_size=32", every, out=folder / "parts", shard_rows=20)
+    for name, network in {"old": "resnet18", "new": "test_efficientnet"}.items():
+        embed_model(f"timm:{network},pretrained=false,input_size=32", every).save(folder / f"{name}.npz")
+    align(folder / "old.npz", folder / "new.npz", out=folder / "map.safetensors")
     (head,) = [block.code for block in blocks("yaml") if "name: embeddings" in block.code]
     (folder / "head.yaml").write_text(head.replace("root: .", f"root: {folder}"), encoding="utf-8")
     aurank.train(folder / "head.yaml", folder / "runs/head", overrides=["train.steps=2", "train.validate_every=2"])

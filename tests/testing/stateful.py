@@ -76,6 +76,22 @@ def reencoded(loss: NegativeCacheLoss | EMC2Loss) -> nn.Module:
     return loss
 
 
+def of_saved_rows(name: str) -> nn.Module:
+    """A loss of saved rows as one of labels alone, which are taken for rows of the data set."""
+
+    class WithIds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            rows = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0))
+            self.loss = LOSSES[name](rows)
+
+        def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+            value: Tensor = self.loss(embeddings, labels, ids=labels)
+            return value
+
+    return WithIds()
+
+
 def several() -> nn.Module:
     """Losses side by side, one of them in a memory."""
     memory = CrossBatchMemory(SOPRCLoss(COUNTS), embedding_size=WIDTH, memory_size=40)
@@ -86,8 +102,10 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "blackbox_ap margin": BlackBoxAPLoss,
     "clip two_way": lambda: against_another_modality(CLIPLoss()),
     "circle": LOSSES["circle"],
+    "compatible": partial(of_saved_rows, "compatible"),
     "contrastive": LOSSES["contrastive"],
     "cross_batch_memory": lambda: CrossBatchMemory(contrastive(), embedding_size=WIDTH, memory_size=40),
+    "distill": partial(of_saved_rows, "distill"),
     "emc2 reencode": lambda: reencoded(EMC2Loss(SAMPLES, out_of_batch="reencode", **KEYED)),
     "fastclip v2 cosine": with_falling_gamma,
     "hierarchical_ap clustering": lambda: HierarchicalAPLoss([0] * 6, clustering=0.1, embedding_size=WIDTH),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fuzz import OUTCOMES, fuzz, run_case
 from fuzzing.damage import damage_bytes, damage_text, damage_tree
+from fuzzing.formats import FORMATS
 from fuzzing.kinds import KINDS, Kind, seal
 
 from aurank.errors import UserError
@@ -76,3 +77,17 @@ def test_damage_is_the_same_for_the_same_chance() -> None:
         assert first == second
         assert len({repr(damage(content, random.Random(seed))) for seed in range(30)}) > 10
     assert tree == {"a": [1, {"b": 2}], "c": "x"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["config", "parts", "resume", "onnx"])
+def test_a_file_that_is_opened_and_written_again_says_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    KINDS[name].make()
+    files = [path for path in Path(KINDS[name].damaged).rglob("*") if path.suffix in FORMATS]
+    assert files or Path(KINDS[name].damaged).suffix in FORMATS
+    for path in files:
+        content, (read, write) = path.read_bytes(), FORMATS[path.suffix]
+        assert repr(read(write(read(content), content))) == repr(read(content))

@@ -33,17 +33,19 @@ LARGE = {
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(tmp_path: Path) -> None:
-    config, out, log_every = write_config(tmp_path, tiny_config(SUM, **LARGE)), tmp_path / "killed", 2
-    overrides = ["train.ema=0.9", "data.workers=2"]
+    loss = [*SUM, {"name": "blackbox_ap", "weight": 0.1}]  # whose margin is random
+    config, out, log_every = write_config(tmp_path, tiny_config(loss, **LARGE)), tmp_path / "killed", 2
+    before, after = random.sample([0, 2], 2)
+    overrides = ["train.ema=0.9", f"data.workers={before}"]
     lines = random.randint(1, STEPS // log_every - 1)
-    print("killed after", lines, "lines")
+    print("killed after", lines, "lines; workers", before, after)
     process = run_aurank("train", config, *overrides, "--out", out)
     try:
         steps_done(out, [process], lines)
     finally:
         process.kill()
     assert process.wait() == -signal.SIGKILL
-    overrides[1] = "data.workers=0"
+    overrides[1] = f"data.workers={after}"
     aurank.train(config, tmp_path / "whole", overrides=overrides)
     aurank.train(config, out, resume=True, overrides=overrides)
     # Checking types in this process draws from Python's own generator; nothing of the training does.

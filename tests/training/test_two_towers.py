@@ -184,8 +184,6 @@ def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
     assert list(found.two_way) == ["all"]  # the table of training is another: nothing is known of what it has seen
     with pytest.raises(UserError, match="pairs need both encoders"):
         evaluate_pairs("timm:resnet10t")
-    with pytest.raises(UserError, match="--protocol sop has no use here"):
-        evaluate_pairs(f"aurank:{out}/best", ImageSelection(protocol="sop"))
 
 
 @pytest.mark.slow

@@ -32,7 +32,6 @@ from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds, split_of
 from aurank.errors import AurankWarning, Diverged, UserError, first_line
 from aurank.evaluation import PostProcessing, Report
-from aurank.evaluation.metrics import Classes
 from aurank.files import InUse, checked, claimed, reading, require_ordinary, write_text
 from aurank.names import meant, nearest
 from aurank.ranges import Range
@@ -320,11 +319,11 @@ class BenchmarkRun:
 
 
 def _tested(report: Report) -> Line:
-    classes = Classes.of(report.per_query["label"])
+    table = report.class_table()
     names = [name for name in ("mauprc", "recall@1", "recall@10") if name in report.metrics]
-    ap = np.round(classes.means(report.per_query["ap"]), 4).tolist()
+    ap = np.round(table["mauprc"], 4).tolist()
     metrics = {name: round(report.metrics[name], 6) for name in names} | {"ap_by_class": ap}
-    return {**metrics, "classes": class_names(report), "queries": classes.count.tolist()}
+    return {**metrics, "classes": class_names(report), "queries": table["num_queries"].tolist()}
 
 
 def run_benchmark(

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from aurank.commands.align import mapped_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing
 from aurank.data import Manifest
 from aurank.embedding.collection import CollectionRows, is_collection
+from aurank.embedding.embedded import described
 from aurank.embedding.image_selection import ALL, ImageSelection
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import EXACT, Table, describe_source, index_rows, read_about
@@ -39,6 +41,8 @@ def build_index(
     distance: str = "cosine",
     postprocess: str | None = None,
     fit_on: Path | None = None,
+    gallery_embeddings: Path | None = None,
+    map_file: Path | None = None,
     overwrite: bool = False,
     seed: int = 0,
     running: RunOptions | None = None,
@@ -55,6 +59,7 @@ def build_index(
             Milvus HNSW,M=16; ef=64.
         distance: cosine, dot or euclidean.
         model, running, postprocess, fit_on: as for `evaluate_model`; the steps are applied to each photo.
+        gallery_embeddings, map_file: as for `evaluate_to_folder`; no image is embedded.
         overwrite: replace an index that is there.
         seed: seed of the index's training, and of the images that its recall is measured with.
 
@@ -93,7 +98,11 @@ def build_index(
             blank = np.zeros((1, 32, 32, prepared.model.channels), np.uint8)
             about |= {"dim": prepared.model.encode(blank).shape[1], "factory": factory}
             filling = CollectionRows.make(str(out), prepared.model, about, overwrite=overwrite)
-        embedded, notes = prepared.embed()
+        if gallery_embeddings is None:
+            embedded, notes = prepared.embed()
+        else:
+            mapped = mapped_rows(gallery_embeddings, map_file, manifest.regions)[1]
+            embedded, notes = described(manifest, np.arange(len(manifest)), mapped), []
         running.tell(*prepared.remarks, *notes[1:])
         if not is_first:
             return None

@@ -1,13 +1,15 @@
 """Saved embeddings, as ``aurank embed`` writes them: a head is trained on them as on images."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from aurank.data.manifest import Manifest, build_manifest, refuse_first
+from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.readers.values import number_groups, read_label, require_filled
+from aurank.errors import UserError, refuse_first
 from aurank.files import reading
 
 _BLOCK = 4096  # rows that are looked at at once
@@ -50,6 +52,8 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
     refuse_first(problems(), str(path))
     names = content["classes"].tolist() if "classes" in content else []
     labels_of = [read_label(label, f"{path}, row {row}", names) for row, label in enumerate(content["labels"].tolist())]
+    if content.get("multi_label"):
+        labels_of = [tuple(str(label).split("|")) for label in labels_of]
     require_filled("label", [f"{path}, row {row}" for row, label in enumerate(labels_of) if not label])
     super_labels, groups = content.get("super_labels"), content["groups"]
     made_by = MadeBy.parse(str(content["made_by"]), str(path)) if "made_by" in content else None
@@ -66,3 +70,9 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
             group_names=None if (cameras := content.get("group_names")) is None else tuple(cameras.tolist()),
             super_labels=None if super_labels is None else number_groups(super_labels.tolist())[0],
         )
+
+
+def rows_of_images(saved: Any, images: Sequence[str]) -> np.ndarray:
+    if lacking := [name for name in images if name not in saved.entries]:
+        raise UserError(f"{saved.where} lacks {len(lacking):,} of {len(images):,} images, such as {lacking[0]!r}")
+    return np.asarray(saved.rows[[saved.entries[name] for name in images]])

@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from aurank.data.decode import IMAGE_SUFFIXES
-from aurank.data.manifest import SPLITS, Manifest, build_manifest, by_ending, first_seen, refuse_first
+from aurank.data.manifest import SPLITS, Label, Manifest, build_manifest, by_ending, first_seen
 from aurank.data.sources import ArraySource, ImageSource, open_source
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 
 _OMNIGLOT_SPLITS = {"images_background": "train", "images_evaluation": "test"}
 _TYPES = mimetypes.MimeTypes()  # of Python alone, whatever lists the system has; text and films make no class
@@ -68,10 +68,10 @@ def holds_splits(names: Sequence[str], where: str) -> bool:
     return bool(splits) and not beside
 
 
-def draw_splits(labels: Sequence[str], test_fraction: int | float, seed: int) -> list[str]:
-    classes = np.array(sorted(set(labels)))
-    drawn = np.random.default_rng(seed).permutation(classes)[: round(test_fraction * len(classes))]
-    test = set(drawn.tolist())
+def draw_splits(labels: Sequence[Label], test_fraction: int | float, seed: int) -> list[str]:
+    classes = sorted(set(labels), key=str)
+    drawn = np.random.default_rng(seed).permutation(len(classes))[: round(test_fraction * len(classes))]
+    test = {classes[index] for index in drawn.tolist()}
     return ["test" if label in test else "train" for label in labels]
 
 

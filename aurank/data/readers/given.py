@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from aurank.data.decode import to_pixels
-from aurank.data.manifest import Manifest, build_manifest
+from aurank.data.manifest import Label, Manifest, build_manifest
 from aurank.data.readers.folders import draw_splits
 from aurank.data.readers.values import read_label, require_filled
 from aurank.data.sources import ArraySource
@@ -40,7 +40,7 @@ def from_dataset(
     """Return the images of a map-style data set of torch, torchvision or Hugging Face, to train, measure or index.
 
     Nothing is copied: an image is read from the data set whenever it is needed, by one thread at a time. Labels come
-    from `targets` or the column, where there are such, else from the items themselves.
+    from `targets` or the column, where there are such, else from the items themselves. A label may be a list of labels.
 
     Args:
         dataset: has `len()` and items by number, an image and a label each; or one such for each split,
@@ -59,7 +59,7 @@ def from_dataset(
         Manifest('dataset': 3 images of 3 classes; train 2, test 1)
     """
     items: dict[str, tuple[Any, int, Any]] = {}
-    labels, splits = list[str](), list[str]()
+    labels, splits = list[Label](), list[str]()
     for split, part in (dataset if isinstance(dataset, Mapping) else {"": dataset}).items():
         with reading(name, "a data set", remedy="give one whose items are an image and a label"):
             is_mapping = len(part) > 0 and isinstance(part[0], Mapping)
@@ -80,13 +80,14 @@ def from_dataset(
     return build_manifest(name, source, paths=[*items], labels=labels, splits=splits)
 
 
-def _labels(dataset: Any, key: Any) -> list[str]:
+def _labels(dataset: Any, key: Any) -> list[Label]:
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a Subset
         inner = _labels(dataset.dataset, key)
         return [inner[row] for row in dataset.indices]
     names: Sequence[str] = getattr(dataset, "classes", ())
     if hasattr(dataset, "column_names"):  # of Hugging Face
-        labels, names = dataset[key], getattr(dataset.features[key], "names", ())
+        feature = dataset.features[key]
+        labels, names = dataset[key], getattr(getattr(feature, "feature", feature), "names", ())
     elif key in (1, "label") and hasattr(dataset, "targets") and getattr(dataset, "target_transform", None) is None:
         labels = dataset.targets  # of torchvision
     else:

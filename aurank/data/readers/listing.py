@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from aurank.data.manifest import Manifest, build_manifest, refuse_first
+from aurank.data.manifest import Label, Manifest, build_manifest
 from aurank.data.sources import ImageSource, open_source
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 from aurank.files import reading
 
 NUMBER = r"(\d{1,18})"  # fits 64 bits
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
     where: str
     path: str
-    label: str
+    label: Label
     split: str
     super_label: int | None = None  # None in every row where the data set has none
     group: int | None = None  # such as the camera, likewise
@@ -117,8 +117,8 @@ def read_lists(
     return build_listed(name, open_source(root / path, prefix=images), rows, outside=outside, class_names=named)
 
 
-def class_folders(rows: Iterable[Row]) -> dict[str, str] | None:
-    folders: dict[str, str] = {}
+def class_folders(rows: Iterable[Row]) -> dict[Any, str] | None:
+    folders: dict[Any, str] = {}
     for row in rows:
         folder = PurePosixPath(row.path).parent.name.strip()
         if folder in ("", "..") or folders.setdefault(row.label, folder) != folder:

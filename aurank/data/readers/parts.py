@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aurank.data.decode import IMAGE_SUFFIXES
-from aurank.data.manifest import Manifest, build_manifest
+from aurank.data.manifest import Label, Manifest, build_manifest
 from aurank.data.readers.folders import draw_splits
 from aurank.data.readers.values import read_label, require_filled
 from aurank.data.sources import PartsSource, open_source
@@ -20,7 +20,7 @@ from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)(?:ing|id|idation)?(?:[^a-z]|$)")
-Sample = tuple[str, str, Any, int, int]  # its name and label; the path or bytes it lies in, from where, and how long
+Sample = tuple[str, Label, Any, int, int]  # its name and label; the path or bytes it lies in, from where, and how long
 
 
 def read_webdataset(
@@ -59,7 +59,7 @@ def read_hf(
 
     Args:
         path, test_fraction, seed: as for `read_webdataset`.
-        image, label: columns.
+        image, label: columns; a label may be a list.
     """
     reader = ("hf", root.resolve(), {"path": path, "image": image, "label": label})
     return _read(reader, (".arrow", ".parquet"), lambda file: _rows(file, image, label), test_fraction, seed)
@@ -88,7 +88,7 @@ def _read(
     split_of = {name: ["", *_SPLIT.findall(name.removeprefix(f"{path}/").lower())][-1] for name in names}
     parts: list[Any] = []
     entries: dict[str, tuple[int, int, int]] = {}
-    labels, splits = [], []
+    labels, splits = list[Label](), list[str]()
     for name, split in split_of.items():
         file = root / name
         with reading(file, f"a {file.suffix or suffixes[0]} file", remedy="fetch or write it again"):
@@ -127,7 +127,7 @@ def _expanded(pattern: str) -> list[str]:
 def _members(file: Path, label: str, left_out: list[str]) -> Iterator[Sample]:
     ending, _, key = label.partition(".")
     part = str(file.resolve())
-    labels: dict[str, str] = {}
+    labels: dict[str, Label] = {}
     images: dict[str, tuple[str, Any, int, int]] = {}
     with tarfile.open(file, mode="r:") as archive:
         for member in archive:
@@ -162,7 +162,8 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
         raise UserError(f"there is no column {absent[0]!r}: {columns}")
     table = opened.read(columns=[image, label]) if is_parquet else opened.read_all()
     about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = about.get("info", {}).get("features", {}).get(label, {}).get("names") or []
+    feature = about.get("info", {}).get("features", {}).get(label, {})
+    names = feature.get("feature", feature).get("names") or []
     labels = iter(table[label].to_pylist())
     row = 0
     for chunk in table[image].chunks:

@@ -21,10 +21,12 @@ _KNOWN = ("path", "label", "text", "split", *_FLAGS, "group", "super_label", *_B
 _NEARLY = 0.76  # likeness of names: "groups" and "group" have 0.91, "query" and "is_query" 0.77
 _MEANS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
-Line = tuple[str, dict[str, str]]  # where it is ("FILE, line 7"), and its values by column
+Line = tuple[str, dict[str, Any]]  # where it is ("FILE, line 7"), and its values by column
 
 
-def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outside: bool = False) -> Manifest:
+def read_table(
+    root: Path, *, file: str, path: str = ".", images: str = "", outside: bool = False, separator: str | None = None
+) -> Manifest:
     """Return the images of a table: csv or parquet.
 
     Columns: `path,label,split[,is_query,is_gallery,group,super_label,x1,y1,x2,y2]`, or with a text of each image
@@ -44,22 +46,25 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
         file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
         images: the folder in `path` that the column `path` starts from.
         outside: whether a path may leave that folder, by `..` or as an absolute one.
+        separator: what stands between the labels of an image that has several: "|" reads a|b as a and b.
 
     Raises:
         UserError: names the line that is wrong, or a column whose name is nearly one of these.
     """
     archive = open_source(root / path)
     lines = list(_file_lines(archive if archive.exists(file) else open_source(root), file))
-    return _of_lines(file, open_source(root / path, prefix=images), lines, outside=outside)
+    return _of_lines(file, open_source(root / path, prefix=images), lines, outside, separator)
 
 
-def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside: bool = False) -> Manifest:
+def from_table(
+    table: Any, *, root: Path | str = ".", images: str = "", outside: bool = False, separator: str | None = None
+) -> Manifest:
     """Return the images of a data frame: of pandas, polars, pyarrow or any library with `__arrow_c_stream__`.
 
     Args:
-        table: with the columns of `read_table`.
+        table: with the columns of `read_table`; a label may be a list.
         root: the folder or zip archive of the images.
-        images, outside: as for `read_table`.
+        images, outside, separator: as for `read_table`.
 
     Raises:
         UserError: names the row that is wrong, counted from 1.
@@ -76,12 +81,14 @@ def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside:
         frame = pyarrow.table(table)
     frame = frame.select([name for name in frame.column_names if not name.startswith("__index_level_")])  # of pandas
     lines = list(_arrow_lines("table", frame, frame.column_names))
-    return _of_lines("table", open_source(Path(root), prefix=images), lines, outside=outside)
+    return _of_lines("table", open_source(Path(root), prefix=images), lines, outside, separator)
 
 
-def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
+def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], outside: bool, separator: str | None) -> Manifest:
     columns = lines[0][1].keys() if lines else {"label"}
     labelled = "label" in columns
+    for where, line in lines if labelled else ():
+        line["label"] = read_label(line["label"], where, separator=separator)
     for column in ("path", "label", "split") if labelled else ("path", "text", "split"):
         require_filled(column, [where for where, line in lines if not line[column]])
     texts = [tidied(line.get("text", "")) for _, line in lines]
@@ -147,9 +154,7 @@ def _lines(file: str, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator
     for number, row in rows:
         where = f"{file}, line {number}"
         values = {name: row[name] for name in _KNOWN if name in row}
-        if "label" in values:
-            values["label"] = read_label(values["label"], where)
-        yield where, {name: plain_text(value) for name, value in values.items()}
+        yield where, {name: value if name == "label" else plain_text(value) for name, value in values.items()}
 
 
 def _arrow_lines(file: str, table: Any, header: Sequence[str]) -> Iterator[Line]:

@@ -4,27 +4,37 @@ from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
-from aurank.data.manifest import first_seen
+import numpy as np
+
+from aurank.data.manifest import Label, first_seen
 from aurank.errors import UserError
 from aurank.names import NO_GROUP_NAMES, plain_name
 
 
-def read_label(value: Any, where: str, names: Sequence[str] = ()) -> str:
+def read_label(value: Any, where: str, names: Sequence[str] = (), *, separator: str | None = None) -> Label:
     """Return the name of a class, "" where it is missing: None, NaN, empty, or the text nan or NaN.
 
     The label 1.0 is 1, as numbers that have gaps become; truth values are the classes True and False. With `names` a
-    number is a place among them.
+    number is a place among them. A list, of truth values too, or a text with a `separator` has the names of several.
 
     Raises:
-        UserError: names `where`; for a list or another thing than a text or a number, and a number without a name.
+        UserError: names `where`; for another thing than texts and numbers, and a number without a name.
     """
     plain: Any = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or torch
     if plain is not value and isinstance(plain, list) and len(plain) == 1:
         (plain,) = plain  # an array of one number, as MedMNIST has them
+    if separator is not None and isinstance(plain, str):
+        plain = plain.split(separator) if plain_name(plain) else ""
+    if isinstance(plain, list | tuple):
+        flags = all(isinstance(each, bool) for each in plain)
+        labels = [read_label(each, where, names) for each in (np.flatnonzero(plain).tolist() if flags else plain)]
+        texts = sorted({label for label in labels if isinstance(label, str) and label})
+        if len(texts) == len(labels) and "|" not in "".join(texts):
+            return tuple(texts) or ""
     is_one = isinstance(plain, str | Number | None)
     if not is_one:
-        remedy = "choose one of a list for each image, or name another column by label"
-        raise UserError(f"{where}: a label must be one number or text, got {plain!r}"[:300] + f"; {remedy}")
+        expected = "a label must be a number or text, or a list that has each once, without |, or truth values"
+        raise UserError(f"{where}: {expected}; got {plain!r}"[:300] + "; mend it, or name another column by label")
     text = plain_name(plain)
     if not names or not text or isinstance(plain, str):
         return text

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from numbers import Real
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -62,14 +62,17 @@ def require_within(name: str, value: float, bounds: tuple[float, float]) -> floa
     return value
 
 
-def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Tensor | None) -> None:
+def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Any) -> None:
     fits = isinstance(embeddings, Tensor) and embeddings.ndim == 2 and embeddings.is_floating_point()
     if not fits or embeddings.numel() == 0:
         expected = "a floating-point tensor of shape [batch, dim], neither of them 0"
         raise UserError(f"{name} must be {expected}, got {kind_of(embeddings)}")
     if labels is None:
         raise UserError(f"{labels_name} are required: they say which references are positive")
-    check_integers(labels_name, labels, name, len(embeddings))
+    if not (isinstance(labels, Tensor) and labels.dtype == torch.bool and labels.shape[:-1] == embeddings.shape[:1]):
+        check_integers(labels_name, labels, f"{name}, or bool [row, class]", len(embeddings))
+    elif len(empty := (~labels.any(dim=1)).nonzero()):
+        raise UserError(f"{labels_name}: row {int(empty[0])} has no label, so it has no positives: leave it out")
 
 
 def check_width(embeddings: Tensor, name: str, width: int) -> None:

@@ -101,6 +101,7 @@ def exchange_lengths(inputs: Inputs) -> list[list[int]]:
     tensors = () if mined is None or isinstance(mined, nn.Module) else tuple(mined)
     kinds = {
         "a miner's indices_tuple of 3 or 4 tensors, or the miner itself": -1 if is_miner else len(tensors),
+        "labels as sets of equally many classes": sum(inputs.labels.shape[1:]),
         "ref_emb": int(inputs.ref_emb is not None) + int(inputs.ref_emb is inputs.embeddings),
         **{name: int(getattr(inputs, name) is not None) for name in ("ref_labels", "ids", "ref_ids")},
     }

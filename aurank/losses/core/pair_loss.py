@@ -21,6 +21,7 @@ from aurank.losses.core.common import without_autocast
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pairs import Inputs, Mined, Pairs, make_pairs, read_inputs
 from aurank.losses.core.row_table import check_device
+from aurank.losses.core.sets import ComparedLabels, Labels, Relation, check_relation
 from aurank.names import named, signature
 
 
@@ -54,6 +55,7 @@ class TakesInputs(metaclass=NamesArguments):
     aliases: ClassVar[Mapping[str, str]] = {}  # other names of constructors' arguments
     unused: ClassVar[Mapping[tuple[str, Any], tuple[str, ...]]] = {}  # what has no effect beside an argument's value
     two_way: bool = False
+    positives: Relation = "any"
     gather: Gather
 
     if TYPE_CHECKING:
@@ -66,10 +68,10 @@ class TakesInputs(metaclass=NamesArguments):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor | None = None,
+        labels: Labels | None = None,
         indices_tuple: Mined = None,
         ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
+        ref_labels: Labels | None = None,
         *,
         ids: Tensor | None = None,
         ref_ids: Tensor | None = None,
@@ -78,7 +80,7 @@ class TakesInputs(metaclass=NamesArguments):
 
         Args:
             embeddings: of the batch.
-            labels: integers; on the host, they spare the host from waiting for a GPU.
+            labels: integers, or sets (bool, or lists of integers); on the host, they spare it from waiting for a GPU.
             indices_tuple: pairs or triplets from a PML miner, or the miner itself, which is then asked about what the
                 loss sees.
             ref_emb: the references to rank; None: the batch itself without each query.
@@ -87,7 +89,7 @@ class TakesInputs(metaclass=NamesArguments):
             ref_ids: of the references.
 
         Shape:
-            embeddings [batch, dim], labels and ids [batch]; ref_emb [reference, dim], its labels and ids [reference].
+            embeddings [batch, dim], labels [batch] or [batch, class], ids [batch]; those of references alike.
 
         Raises:
             UserError: input that does not fit.
@@ -102,6 +104,7 @@ class TakesInputs(metaclass=NamesArguments):
 
 
 class PairLossOptions(TypedDict, total=False):
+    positives: Relation
     distance: BaseDistance | None
     reducer: BaseReducer | None
     embedding_regularizer: BaseRegularizer | None
@@ -121,6 +124,10 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     directions: `per_query` again with the references as queries (`pairs.side` is 1); the loss is the sum of both.
 
     Args:
+        positives: which sets of labels are positive: "any" (a label in common), "equal", a number in (0, 1] (a Jaccard
+            index, labels in common / in all, of at least that), or "jaccard": as "any", the index being the weight in
+            all "weighted means". Or a function of the labels of queries and of references, sets or integers on the
+            host, that returns bool or weights in [0, 1], [query, reference].
         distance: similarity of embeddings; None: cosine.
         reducer: what makes a number of the queries' values; None: their mean.
         embedding_regularizer: PML's, added with `embedding_reg_weight`.
@@ -137,10 +144,13 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     """
 
     extra_names: tuple[str, ...] = ()
+    one_label: str = ""  # why it takes neither sets nor a function, and the remedy
+    takes_weights: bool = True  # of positives
 
     def __init__(
         self,
         *,
+        positives: Relation = "any",
         distance: BaseDistance | None = None,
         reducer: BaseReducer | None = None,
         embedding_regularizer: BaseRegularizer | None = None,
@@ -153,6 +163,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
             embedding_regularizer=embedding_regularizer,
             embedding_reg_weight=embedding_reg_weight,
         )
+        self.positives = check_relation(positives)
         self.gather = Gather(distributed)
         self._warned = False
 
@@ -171,8 +182,12 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
                 f"{type(self).__name__} with two_way=True contrasts two modalities: pass the other one, "
                 "loss(images, labels, ref_emb=texts, ref_labels=labels), or make it with two_way=False for one"
             )
-        inputs = self.prepared(self.gather(inputs))
+        inputs = self.prepared(self.gather(replace(inputs, positives=self.positives)))
         pairs = make_pairs(inputs, distance=self.distance, two_way=self.two_way)
+        if self.one_label and pairs.host_positive is not None:
+            raise UserError(f"{type(self).__name__} takes one label a row, no sets or function: {self.one_label}")
+        if pairs.weight is not None and not self.takes_weights:
+            raise UserError(f"{type(self).__name__} has no weights: set positives to any, equal or a number in (0, 1]")
         if self.training and inputs.indices_tuple is None and len(pairs.valid_rows) == 0:
             self._warn_of_no_pairs(pairs)
         with without_autocast(pairs.query.device):
@@ -188,7 +203,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         if self._warned or torch.compiler.is_compiling():
             return
         self._warned = True
-        labels = len(torch.unique(pairs.host_query_labels))
+        labels = len(torch.unique(pairs.host_query_labels, dim=0))
         remedy = "draw several images of each of several labels"
         if pairs.own_references is not None:  # ids leave references out
             remedy = "references of a query's own id do not count: leave out ref_ids, or set two_way=True for texts"
@@ -212,7 +227,8 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
                 element = {"losses": values[rows], "indices": rows, "reduction_type": "element", "divisor": len(rows)}
                 loss_dict[name] = element
         self.add_embedding_regularization_to_loss_dict(loss_dict, pairs.query)
-        return self.reducer(loss_dict, pairs.query, pairs.query_labels)
+        labels: Any = pairs.query_labels if pairs.query_labels.ndim == 1 else ComparedLabels(pairs.positive)
+        return self.reducer(loss_dict, pairs.query, labels)
 
     def _sub_loss_names(self) -> list[str]:
         return ["loss", *self.extra_names]
@@ -242,10 +258,10 @@ class KeyedLoss(PairLoss):
         ref_ids = self.ids_of("ref_labels", inputs.ref_labels, "ref_ids", inputs.ref_ids)
         return replace(inputs, ids=ids, ref_ids=ref_ids)
 
-    def ids_of(
-        self, labels_name: str, labels: Int64[Tensor, " row"], ids_name: str, ids: Tensor | None
-    ) -> Int64[Tensor, " row"]:
+    def ids_of(self, labels_name: str, labels: Tensor, ids_name: str, ids: Tensor | None) -> Int64[Tensor, " row"]:
         """Return the ids of one side, on the host; UserError where they are unclear, or outside of the data set."""
+        if ids is None and labels.ndim == 2:
+            raise UserError(f"{labels_name} are sets, so {ids_name} must say which rows of the data set these are")
         numbers = (labels if ids is None else ids).detach().cpu()
         if ids is None:
             values, counts = torch.unique(numbers, return_counts=True)

@@ -5,20 +5,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
 from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import check_embeddings, check_integers, is_integer, kind_of
 from aurank.losses.core.common import in_common_precision, to_device_of, without_autocast
+from aurank.losses.core.sets import ComparedLabels, Labels, Relation, positive_index, read_labels, relate
 
 Mined = Sequence[Tensor] | nn.Module | None  # a miner's tuple, or the miner itself
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The arguments of a loss: embeddings [batch, dim], labels [batch], what was mined, references, data-set ids."""
+    """The arguments of a loss: embeddings [batch, dim], labels (sets: [batch, class]), what was mined, …"""
 
     embeddings: Tensor
     labels: Tensor
@@ -29,6 +30,7 @@ class Inputs:
     ref_ids: Tensor | None = None
     batch_leads: bool = False
     shared: bool = False
+    positives: Relation = "any"
 
     @property
     def is_self_set(self) -> bool:
@@ -38,15 +40,29 @@ class Inputs:
     def references(self) -> Tensor:
         return self.embeddings if self.ref_emb is None else self.ref_emb
 
-    def itself(self) -> Bool[Tensor, "query reference"] | None:
+    def relation(self) -> Tensor | None:
+        """Return on the host how positive each reference is, as `relate` does; None where equal integers are."""
+        if self.labels.ndim == 1 and not callable(self.positives):
+            return None
+        labels = self.labels.detach().cpu()
+        ref_labels = labels if self.ref_labels is None else self.ref_labels.detach().cpu()
+        return relate(self.positives, labels, ref_labels, is_self_set=self.is_self_set)
+
+    def labels_for_pml(self) -> tuple[Any, Any]:
+        if (relation := self.relation()) is None:
+            return self.labels, self.ref_labels
+        same = to_device_of(self.embeddings, relation > 0)
+        return ComparedLabels(same), None if self.is_self_set else ComparedLabels(same.T)
+
+    def itself(self, like: Tensor) -> Bool[Tensor, "query reference"] | None:
         """Return the mask of references that are the query itself, by index or by id; None if none can be."""
         size, is_query = len(self.embeddings), None
         if self.ids is not None and self.ref_ids is not None:
-            ids, ref_ids = (to_device_of(self.embeddings, each) for each in (self.ids, self.ref_ids))
+            ids, ref_ids = (to_device_of(like, each) for each in (self.ids, self.ref_ids))
             is_query = ids[:, None] == ref_ids
         if self.batch_leads:  # others of the batch are other images, or other views of the same: both count
             if is_query is None:
-                is_query = self.embeddings.new_zeros(size, len(self.references), dtype=torch.bool)
+                is_query = like.new_zeros(size, len(self.references), dtype=torch.bool)
             is_query[:, :size] = False
             is_query.fill_diagonal_(True)
         return is_query
@@ -56,28 +72,34 @@ class Inputs:
         if not isinstance(self.indices_tuple, nn.Module):
             return self
         query, reference = in_common_precision(self.embeddings.detach(), self.references.detach())
-        references = (None, None) if self.is_self_set else (reference, self.ref_labels)
+        labels, ref_labels = self.labels_for_pml()
+        references = (None, None) if self.is_self_set else (reference, ref_labels)
         with without_autocast(query.device):
-            indices = self.indices_tuple(query, self.labels, *references)
-        return replace(self, indices_tuple=indices)
-
-    @property
-    def pml_args(self) -> tuple[Any, ...]:
-        return self.embeddings, self.labels, self.indices_tuple, self.ref_emb, self.ref_labels
+            try:
+                return replace(self, indices_tuple=self.indices_tuple(query, labels, *references))
+            except UserError:  # it needs one label a row: each query is asked for alone, its positives being of class 1
+                found = []
+            for row, same in enumerate(labels.same.long()):
+                column = torch.arange(len(reference), device=query.device)
+                column = column[column != row] if self.is_self_set else column
+                mined = self.indices_tuple(query[row : row + 1], same.new_ones(1), reference[column], same[column])
+                sides = enumerate(mined)  # queries are in 0 of three, in 0 and 2 of four
+                found.append([part + row if side in (0, 2)[: len(mined) - 2] else column[part] for side, part in sides])
+        return replace(self, indices_tuple=[torch.cat(parts) for parts in zip(*found, strict=True)])
 
 
 def read_inputs(
     embeddings: Tensor,
-    labels: Tensor | None,
+    labels: Labels | None,
     indices_tuple: Mined = None,
     ref_emb: Tensor | None = None,
-    ref_labels: Tensor | None = None,
+    ref_labels: Labels | None = None,
     *,
     ids: Tensor | None = None,
     ref_ids: Tensor | None = None,
 ) -> Inputs:
-    check_embeddings("embeddings", embeddings, "labels", labels)
-    assert labels is not None
+    given, ref_given = read_labels(labels, ref_labels)
+    check_embeddings("embeddings", embeddings, "labels", given)
     if indices_tuple is not None and not isinstance(indices_tuple, nn.Module):
         as_pairs(indices_tuple)
     if ids is not None:
@@ -86,15 +108,18 @@ def read_inputs(
         if ref_labels is not None or ref_ids is not None:
             raise UserError("ref_labels and ref_ids describe ref_emb, which was not given")
     elif ref_labels is not None or ref_emb is not embeddings:
-        check_embeddings("ref_emb", ref_emb, "ref_labels", ref_labels)
+        check_embeddings("ref_emb", ref_emb, "ref_labels", ref_given)
+        if given.shape[1:] != ref_given.shape[1:]:
+            raise UserError(f"labels are {kind_of(given)}, so ref_labels cannot be {kind_of(ref_given)}")
         if ref_emb.shape[1] != embeddings.shape[1]:
             raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
         if ref_ids is not None:
             check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
     # the same tensor stays the same object
-    as_int64 = {id(each): each.long() for each in (labels, ref_labels, ids, ref_ids) if each is not None}
-    ref_labels, ids, ref_ids = (as_int64.get(id(each)) for each in (ref_labels, ids, ref_ids))
-    return Inputs(embeddings, as_int64[id(labels)], indices_tuple, ref_emb, ref_labels, ids, ref_ids)
+    numbers = (given, ref_given, ids, ref_ids)
+    as_int64 = {id(each): each.long() for each in numbers if each is not None and each.ndim == 1}
+    given, ref_given, ids, ref_ids = (as_int64.get(id(each), each) for each in numbers)
+    return Inputs(embeddings, given, indices_tuple, ref_emb, ref_given, ids, ref_ids)  # type: ignore[arg-type]
 
 
 Computed = TypeVar("Computed")
@@ -129,15 +154,26 @@ class Positives:
     index: Int64[Tensor, "query width"]  # of the reference; ascending within a query
     mask: Bool[Tensor, "query width"]
     similarity: Float[Tensor, "query width"]  # padding holds some other reference's: always apply the mask
+    weight: Float[Tensor, "query width"] | None = None  # in (0, 1], 0 for padding; None: 1 for all
 
     @cached_property
     def count(self) -> Int64[Tensor, " query"]:
         """Number of positives of each query."""
         return self.mask.sum(dim=1)
 
+    @property
+    def counted(self) -> Shaped[Tensor, "query width"]:
+        """How much each counts: its weight, or the mask where all have 1."""
+        return self.mask if self.weight is None else self.weight
+
+    @cached_property
+    def total(self) -> Shaped[Tensor, " query"]:
+        """The sum of the weights of each query's positives, their number where all are 1; 1 for a query without any."""
+        return self.counted.sum(dim=1) + (self.count == 0)
+
     def mean(self, values: Float[Tensor, "query width"]) -> Float[Tensor, " query"]:
-        """Return the mean of the values over each query's positives; 0 for a query without any."""
-        return values.masked_fill(~self.mask, 0).sum(dim=1) / self.count.clamp(min=1)
+        """Return the weighted mean of the values over each query's positives; 0 for a query without any."""
+        return (values.masked_fill(~self.mask, 0) * self.counted).sum(dim=1) / self.total
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,12 +196,12 @@ class Pairs:
     similarity: Float[Tensor, "query reference"]
     positive: Bool[Tensor, "query reference"]
     negative: Bool[Tensor, "query reference"]
-    query_labels: Int64[Tensor, " query"]
-    reference_labels: Int64[Tensor, " reference"]
+    query_labels: Shaped[Tensor, "query *class"]
+    reference_labels: Shaped[Tensor, "reference *class"]
     query_ids: Int64[Tensor, " query"] | None
     reference_ids: Int64[Tensor, " reference"] | None
-    host_query_labels: Int64[Tensor, " query"]
-    host_reference_labels: Int64[Tensor, " reference"]
+    host_query_labels: Shaped[Tensor, "query *class"]
+    host_reference_labels: Shaped[Tensor, "reference *class"]
     valid_rows: Int64[Tensor, " valid"]  # queries with at least one positive and one negative
     is_self_set: bool  # the references are the queries, one by one
     is_shared: bool  # every process has these same pairs
@@ -173,6 +209,8 @@ class Pairs:
     own_references: Bool[Tensor, "query reference"] | None  # True where one is the query itself; None in a self set
     valid_references: Int64[Tensor, " valid_reference"] | None = None  # valid_rows of the other way, if any
     side: int = 0  # 1 where these are the references' pairs with the queries
+    weight: Float[Tensor, "query reference"] | None = None  # of a positive, in (0, 1]; None: 1 for all
+    host_positive: Bool[Tensor, "query reference"] | None = None  # before miner and self; None: by equal integers
 
     @cached_property
     def itself(self) -> Bool[Tensor, "query reference"]:
@@ -184,7 +222,7 @@ class Pairs:
     @cached_property
     def valid(self) -> Bool[Tensor, " query"]:
         """True for each query with at least one positive and one negative."""
-        return torch.zeros_like(self.query_labels, dtype=torch.bool).index_fill_(0, self.valid_rows, True)
+        return torch.zeros_like(self.positive[:, 0]).index_fill_(0, self.valid_rows, True)
 
     @cached_property
     def positives(self) -> Positives:
@@ -213,24 +251,32 @@ class Pairs:
         twins = [(f"{kind}query{of}", f"{kind}reference{of}") for kind, of in _OF_BOTH_SIDES]
         twins += [("valid_rows", "valid_references")]
         swapped = {name: getattr(self, twin) for both in twins for name, twin in (both, both[::-1])}
-        masks = {name: getattr(self, name).T for name in ("similarity", "positive", "negative")}
+        names = ("similarity", "positive", "negative", "weight", "host_positive")
+        masks = {name: value.T for name in names if (value := getattr(self, name)) is not None}
         turned = replace(self, **swapped, **masks, side=1 - self.side)
         _ = turned.positives
         return turned
 
     def _gather(self, chosen: Bool[Tensor, "query reference"], *, without_self: bool) -> Positives:
-        index, mask = same_label_index(self.host_query_labels, self.host_reference_labels, without_self=without_self)
+        if self.host_positive is None:
+            labels = self.host_query_labels, self.host_reference_labels
+            index, mask = same_label_index(*labels, without_self=without_self)
+        else:
+            index, mask = positive_index(self.host_positive, without_self=without_self)
         index, mask = to_device_of(self.similarity, index), to_device_of(self.similarity, mask)
+        mask = mask & chosen.gather(1, index)
+        weight = None if self.weight is None else self.weight.gather(1, index) * mask
         with torch.enable_grad():  # as in negative_similarity
-            return Positives(index, mask & chosen.gather(1, index), self.similarity.gather(1, index))
+            return Positives(index, mask, self.similarity.gather(1, index), weight)
 
 
 def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False) -> Pairs:
     """Return the pairs of a batch, in float32 (float64 if the embeddings are), whatever autocast says.
 
-    Positives share the query's label, negatives do not. Without `ref_emb` a query is never its own reference; with it,
-    a reference of the query's id is left out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple`
-    (pairs or triplets, indices into the batch and the references) only narrows both masks.
+    Positives share the query's label, negatives do not; of sets `inputs.positives` says it, and a positive may have a
+    weight below 1. Without `ref_emb` a query is never its own reference; with it, a reference of the query's id is left
+    out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple` (pairs or triplets, indices into the batch
+    and the references) only narrows both masks.
 
     Args:
         two_way: the references are another modality of the same data, so one of the query's id is no copy of it, but
@@ -261,18 +307,21 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     query_ids = None if ids is None else to_device_of(query, ids)
     reference_ids = query_ids if is_self_set else None if ref_ids is None else to_device_of(query, ref_ids)
 
-    positive, itself = query_labels[:, None] == reference_labels, None
-    negative = ~positive
+    relation, itself = inputs.relation(), None
+    positive = query_labels[:, None] == reference_labels if relation is None else relation > 0
+    negative, ways = ~positive, (1, 0)[: 1 + two_way]
     if is_self_set:
         positive.fill_diagonal_(False)
-    elif not two_way and (itself := inputs.itself()) is not None:
+    elif not two_way and (itself := inputs.itself(positive)) is not None:
         positive, negative = positive & ~itself, negative & ~itself
-
+    valid = [] if relation is None else [positive.any(dim) & negative.any(dim) for dim in ways]  # on the host
+    positive, negative = to_device_of(query, positive), to_device_of(query, negative)
+    itself = None if itself is None else to_device_of(query, itself)
     if mined is not None:
         assert not isinstance(mined, nn.Module)
         positive, negative = narrow(positive, negative, mined)
-        valid = [(positive.any(dim) & negative.any(dim)).cpu() for dim in (1, 0)[: 1 + two_way]]
-    else:
+        valid = [(positive.any(dim) & negative.any(dim)).cpu() for dim in ways]
+    elif relation is None:
         valid = valid_by_labels(inputs, host_labels, host_ref_labels, two_way=two_way)
     rows = [to_device_of(query, each.nonzero().squeeze(1)) for each in valid]
     pairs = Pairs(
@@ -293,6 +342,8 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
         is_shared=inputs.shared,
         bounds=(-1.0, 1.0) if isinstance(distance, CosineSimilarity) else (-torch.inf, torch.inf),
         own_references=itself,
+        weight=None if relation is None or relation.dtype == torch.bool else relation.to(query),
+        host_positive=None if relation is None else relation > 0,
     )
     _ = pairs.positives  # gathered here, by the host's labels, so that `per_query` can be compiled as one graph
     return pairs

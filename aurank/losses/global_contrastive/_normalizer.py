@@ -285,7 +285,8 @@ def check_rho(pairs: Pairs, rho: float) -> bool:
     if len(pairs.valid_rows) == 0:
         return False
     # counted on the host, by label: a miner may leave fewer, none leaves more
-    same = count_equal(pairs.host_query_labels, pairs.host_reference_labels.sort().values)[1]
+    labels, ref_labels = pairs.host_query_labels, pairs.host_reference_labels.sort(dim=0).values
+    same = count_equal(labels, ref_labels)[1] if pairs.host_positive is None else pairs.host_positive.sum(dim=1)
     most = len(pairs.host_reference_labels) - int(same.min())
     if rho >= math.log(most):
         warnings.warn(

@@ -216,7 +216,7 @@ class Chains(nn.Module):
 
 
 class EMC2Loss(KeyedLoss):
-    """−s⁺ + the mean of s over negatives that a Markov chain of the query's sample visits.
+    """−s⁺ (a weighted mean) + the mean of s over negatives that a Markov chain of the query's sample visits.
 
     The chain's stationary distribution is the softmax of s/τ over all negatives of the data set, their weights in the
     gradient of the global contrastive loss (Eq. 4). So this loss has that gradient in the mean; its value is no

@@ -73,6 +73,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
 
     unused: ClassVar = {("out_of_batch", "stored"): ("refresh",)}
 
+    one_label = "its cache keeps one for each sample; take sogclr or emc2"
     COUNTERS = ("turn",)
     reencode: EmbedByIds | None = None
 

@@ -147,7 +147,7 @@ def certainty_equivalent(
 class NeuCLIPLoss(PairLoss):
     """τ·[e^(−α)·(ε + g) + α − 1 + ρ] of each query (Eq. 12): at the right α, −s⁺ + τ·log of the normaliser, and τ·ρ.
 
-    g is the mean of exp((s − s⁺)/τ) over the negatives in the batch; s⁺ is the mean similarity to the positives. α, the
+    g is the mean of exp((s − s⁺)/τ) over the negatives in the batch; s⁺ is the weighted mean over the positives. α, the
     logarithm of ε + g over the whole data set, is predicted from prototypes W, one set for each direction:
     α = log(ε + mean_j exp((cos(e, W_j) − s⁺)/τ)) (Eq. 10, 11). No state is kept per sample, so no ids are needed.
 

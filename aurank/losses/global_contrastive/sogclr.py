@@ -29,8 +29,8 @@ Normalizer = Literal["view", "shared"]
 class SogCLRLoss(NormalizedLoss):
     """−s⁺ + τ·log u of each query: the contrastive loss whose normaliser u is a moving average over earlier batches.
 
-    ḡ is the mean of exp(s⁻/τ) over the negatives of a batch. The gradient is −∇s⁺ + (τ/u)·∇ḡ (Alg. 1); the value is
-    comparable between batch sizes. Evaluation mode writes nothing, and gives the value that training mode would.
+    s⁺ is a weighted mean, ḡ the mean of exp(s⁻/τ) over the negatives of a batch. The gradient is −∇s⁺ + (τ/u)·∇ḡ
+    (Alg. 1); the value is comparable between batch sizes. Evaluation mode writes nothing, and gives training's value.
 
     The paper averages ḡ: u ← (1 − γ)·u + γ·ḡ, the first ḡ copied (`average="plain"`). While a network starts to learn,
     ḡ falls by orders of magnitude, so that u is too large for epochs. The default averages how a sample differs from
@@ -98,7 +98,7 @@ class ISogCLRLoss(RobustLoss):
 
     It is the dual of RGCL (Eq. 6-7), the greatest mean of h = s⁻ − s⁺ under weights of the negatives that diverge from
     uniform by at most ρ (KL). Where τ_i comes to rest within its bounds, they diverge by ρ. u_i is the moving average
-    of ḡ = mean exp(h/τ_i), as in `SogCLRLoss`; s⁺ is the mean similarity to the positives.
+    of ḡ = mean exp(h/τ_i), as in `SogCLRLoss`; s⁺ is the weighted mean similarity to the positives.
 
     In training mode the loss at τ_i is computed first. Then τ_i moves down G = log u + ρ − (ḡ/u)·E_w[h]/τ, and is
     projected onto its bounds (Alg. 1-2). Views of a sample share τ_i, and their gradients are averaged.
@@ -204,7 +204,7 @@ class FastCLIPLoss(RobustLoss):
     factor τ in v3 alone; docs/losses.md has the factors between the gradients. Its v2 averages the gradient of τ from
     the second epoch on and corrects by epochs; here it is averaged at once, and corrected by a sample's steps.
 
-    State: `temperatures` and `log_u`, as of `ISogCLRLoss`.
+    State: `temperatures` and `log_u`, as of `ISogCLRLoss`; so is s⁺.
 
     Args:
         num_samples: rows of the data set, which `ids` (or labels, in their absence) name.

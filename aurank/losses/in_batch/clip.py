@@ -19,7 +19,7 @@ class CLIPLoss(PairLoss):
     """The cross-entropy of finding each row's partner among the rows of the other side, the mean of both directions.
 
     In its standard form, not in similarity units. Rows of one label are partners, so captions that say the same are no
-    negatives of each other: several are targets of equal weight, as in UniCL.
+    negatives of each other: several are targets of equal weight, as in UniCL, or of their own.
 
     Args:
         temperature: τ, the first one where it is learned.
@@ -71,7 +71,7 @@ class SigLIPLoss(PairLoss):
     """The sum of −log sigmoid(z·(s/τ + b)) over all pairs, divided by the batch; z = 1 for rows of one label, else −1.
 
     In its standard form, not in similarity units. Where the sides differ in number, the sum is divided by the one and
-    by the other, and the loss is the mean of the two.
+    by the other, and the loss is the mean of the two. The term of a positive is multiplied by its weight.
 
     Args:
         temperature: τ, the first one where it is learned; 1/10 as in the paper.
@@ -110,6 +110,7 @@ class SigLIPLoss(PairLoss):
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         logits = pairs.similarity / self.temperature() + self.bias()
         losses = nn.functional.softplus(torch.where(pairs.positive, -logits, logits))
+        losses = losses if pairs.weight is None else losses * pairs.weight.masked_fill(~pairs.positive, 1)
         return losses.masked_fill(~(pairs.positive | pairs.negative), 0).sum(dim=1) / (1 + self.two_way)
 
 
@@ -118,7 +119,7 @@ class CyCLIPLoss(CLIPLoss):
 
     Of an image j and a text k, cross-modal consistency compares s(image j, text k) with s(image k, text j), in-modal
     consistency s(image j, image k) with s(text j, text k): λ/N·Σ_jk of the squared difference, without τ, as in the
-    authors' code. A row's partners are those of its label; where there are several, the mean of their similarities
+    authors' code. A row's partners are those of its label; where there are several, their weighted mean similarity
     stands for the one of the paper, in "in_modal" the similarity of their mean embeddings. Rows without a partner or a
     negative are left out. Each direction is computed from its own rows, and the mean taken: where each image has one
     text, both are the same.
@@ -164,7 +165,7 @@ class CyCLIPLoss(CLIPLoss):
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         partner = pairs.positive.to(pairs.similarity.dtype)
-        partner = partner / partner.sum(dim=1, keepdim=True).clamp(min=1)
+        partner = (partner if pairs.weight is None else partner * pairs.weight) / pairs.positives.total[:, None]
         counted = (pairs.valid[:, None] & pairs.valid).fill_diagonal_(False)
         terms = {}
         for name, weight in self.weights.items():

@@ -16,11 +16,7 @@ from aurank.ranges import Range
 
 
 def log_sum_exp(pairs: Pairs, temperature: float) -> Float[Tensor, " query"]:
-    return log_mean_exp(pairs, temperature) + logarithm(pairs.negative_count, pairs.similarity)
-
-
-def logarithm(count: Tensor, like: Tensor) -> Tensor:
-    return count.clamp(min=1).to(like.dtype).log()
+    return log_mean_exp(pairs, temperature) + pairs.negative_count.clamp(min=1).to(pairs.similarity.dtype).log()
 
 
 def one_positive_each(
@@ -37,7 +33,7 @@ def cross_entropy(pairs: Pairs, temperature: AnyTemperature) -> Float[Tensor, " 
 
 
 class InfoNCELoss(PairLoss):
-    """−log(exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))) of each query and positive, the mean over its positives.
+    """−log(exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))) of each query and positive, the weighted mean over its positives.
 
     With cosine similarity it is NT-Xent. A query with several positives has one such term for each, in which the others
     are left out. PML's NTXentLoss is the mean over all pairs of queries and positives, and stops at 87, without
@@ -71,7 +67,7 @@ class InfoNCELoss(PairLoss):
 
 
 class SupConLoss(PairLoss):
-    """−log(exp(s⁺/τ) / Σ exp(s/τ)) of each query, the mean over its positives, all of which are in the denominator.
+    """−log(exp(s⁺/τ) / Σ exp(s/τ)) of each query, the weighted mean over its positives, all in the denominator.
 
     With a single positive it is InfoNCE. The authors' code multiplies by τ / 0.07 besides.
 
@@ -100,13 +96,13 @@ def hardness_weights(pairs: Pairs, sigma: float) -> Float[Tensor, "query width"]
     """Return 2 − exp(s⁺/σ) / mean exp(s⁺/σ) of each query's positives; the mean over the batch's queries is 1."""
     valid = pairs.positives.mask & pairs.valid[:, None]
     scores = (pairs.positives.similarity / sigma).masked_fill(~valid, -torch.inf)
-    shares = scores - logarithm(pairs.positives.count, scores)[:, None]
+    shares = scores + pairs.positives.counted.log() - pairs.positives.total.to(scores.dtype).log()[:, None]
     log_mean = torch.logsumexp(shares.flatten(), dim=0) - math.log(max(len(pairs.valid_rows), 1))
     return 2 - (scores - log_mean).exp()
 
 
 class DCLLoss(PairLoss):
-    """−s⁺/τ + log Σ exp(s⁻/τ) of each query, the mean over its positives: InfoNCE without the positive below.
+    """−s⁺/τ + log Σ exp(s⁻/τ) of each query, the weighted mean over its positives: InfoNCE without the positive below.
 
     SogCLR of a single batch is τ times it, but for the logarithm of the number of negatives.
 
@@ -145,7 +141,7 @@ class DCLLoss(PairLoss):
 class FlatNCELoss(PairLoss):
     """F / F held constant, F = Σ exp((s⁻ − s⁺)/τ), of each query and positive: it has the gradient of `DCLLoss`.
 
-    The value is InfoNCE, as in the authors' code, so that there is something to watch; F / F is 1.
+    The value is InfoNCE, as in the authors' code, so that there is something to watch; F / F is 1. Means are weighted.
 
     Args:
         temperature: τ.
@@ -173,7 +169,7 @@ class FlatNCELoss(PairLoss):
 class SiMoLoss(PairLoss):
     """−log(exp(s⁺/τ) / (exp(s⁺/τ) + α/K·Σ exp(s⁻/τ))) of each query and positive, K its number of negatives.
 
-    InfoNCE with a margin τ·log(α/K), so that any number of negatives pushes as α of them would.
+    InfoNCE with a margin τ·log(α/K), so that any number of negatives pushes as α of them would. The mean is weighted.
 
     Args:
         temperature: τ; 0.2 as in MoCo v2, of which SiMo is a simpler form.
@@ -204,7 +200,7 @@ FAR = -40.0  # odds below which softplus and sigmoid are the same number, also i
 
 
 class SimCoLoss(PairLoss):
-    """(1 − p′)/(1 − p) · InfoNCE of each query and positive, the first factor held constant; the mean over positives.
+    """(1 − p′)/(1 − p) · InfoNCE of each query and positive, the first factor constant; a weighted mean.
 
     p is the share of the positive in InfoNCE's softmax at `temperature`, p′ that at `inter_temperature`.
     InfoNCE's gradient is 1 − p, how hard the query is at the temperature, times a distribution over its negatives. The
@@ -245,7 +241,7 @@ class SimCoLoss(PairLoss):
 
 
 class SpectralContrastiveLoss(PairLoss):
-    """−2·mean s⁺ + μ·mean (s⁻)² of each query.
+    """−2·weighted mean s⁺ + μ·mean (s⁻)² of each query.
 
     The paper's s is the inner product of embeddings of any length: `distance=DotProductSimilarity(
     normalize_embeddings=False)` of PML. Its code shortens those longer than √μ to that length, and divides by μ; with

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64, Shaped
 from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 from torch.nn.functional import pad
@@ -31,24 +31,24 @@ def bin_position(
 
 
 def soft_histogram(
-    similarity: Float[Tensor, "query item"], counted: Bool[Tensor, "query item"], *, num_bins: int, limits: Limits
+    similarity: Float[Tensor, "query item"], counted: Shaped[Tensor, "query item"], *, num_bins: int, limits: Limits
 ) -> Float[Tensor, "query bin"]:
     first, share = bin_position(similarity, num_bins=num_bins, limits=limits)
-    column = first.masked_fill(~counted, num_bins)  # what does not count goes to a column of its own
+    column = first.masked_fill(counted == 0, num_bins)  # what does not count goes to a column of its own
     empty = share.new_zeros(len(share), num_bins + 1)
-    in_first, in_next = empty.scatter_add(1, column, 1 - share), empty.scatter_add(1, column, share)
+    in_first, in_next = (empty.scatter_add(1, column, each * counted) for each in (1 - share, share))
     return in_first[:, :-1] + pad(in_next[:, :-2], (1, 0))
 
 
 def histogram_average_precision(
-    positives: Float[Tensor, "query bin"], negatives: Float[Tensor, "query bin"], count: Int64[Tensor, " query"]
+    positives: Float[Tensor, "query bin"], negatives: Float[Tensor, "query bin"], total: Shaped[Tensor, " query"]
 ) -> Float[Tensor, " query"]:
-    """Return Σ_m h⁺_m H⁺_m / (H_m N⁺) of each query, in [0, 1]; 0 for a query without a positive (a count of 0)."""
+    """Return Σ_m h⁺_m H⁺_m / (H_m N⁺) of each query, N⁺ its `Positives.total`, in [0, 1]; 0 without a positive."""
     positives_so_far = positives.cumsum(dim=1)
     so_far = positives_so_far + negatives.cumsum(dim=1)
     # divided before it is multiplied: the product of two small counts would vanish
     precision = positives_so_far / so_far.clamp(min=torch.finfo(so_far.dtype).tiny)
-    return (positives * precision).sum(dim=1) / count.clamp(min=1)
+    return (positives * precision).sum(dim=1) / total
 
 
 def default_limits(distance: BaseDistance) -> Limits:
@@ -68,7 +68,7 @@ class FastAPLoss(PairLoss):
 
     The paper's bins divide the squared distance d² = 2 − 2s of unit vectors, 0 to 4, evenly; so they divide the
     similarity s. The query is left out of its own ranking, as in the authors' code. Time and memory are O(queries ·
-    references).
+    references). h⁺, H⁺ and N⁺ are sums of weights.
 
     Args:
         num_bins: parts that the range of similarities is divided into; bins have their centres where parts meet.
@@ -104,9 +104,9 @@ class FastAPLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         positives, centres = pairs.positives, self.num_bins + 1
-        plus = soft_histogram(positives.similarity, positives.mask, num_bins=centres, limits=self.limits)
+        plus = soft_histogram(positives.similarity, positives.counted, num_bins=centres, limits=self.limits)
         minus = soft_histogram(pairs.similarity, pairs.negative, num_bins=centres, limits=self.limits)
-        loss = 1 - histogram_average_precision(plus, minus, positives.count)
+        loss = 1 - histogram_average_precision(plus, minus, positives.total)
         if not self.official:
             return loss
         value = loss.detach()
@@ -152,7 +152,7 @@ def expected_precision(
 class ListwiseAPLoss(PairLoss):
     """1 − Σ_m precision_m · Δrecall_m over the bins m of each query's references, in [0, 1]: AP_Q of Eq. 5-9.
 
-    Time and memory are O(queries · references).
+    Time and memory are O(queries · references). A positive counts by its weight in precision and recall.
 
     Args:
         num_bins: bins that the range is quantised into, their centres evenly spaced, the outermost at its ends.
@@ -182,11 +182,12 @@ class ListwiseAPLoss(PairLoss):
         self.num_bins = require_whole("num_bins", num_bins, least=2)
         self.limits = require_pair("range", range, rising=True)
         self.tie_aware = tie_aware
+        self.takes_weights = not tie_aware
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         positives = pairs.positives
-        plus = soft_histogram(positives.similarity, positives.mask, num_bins=self.num_bins, limits=self.limits)
+        plus = soft_histogram(positives.similarity, positives.counted, num_bins=self.num_bins, limits=self.limits)
         minus = soft_histogram(pairs.similarity, pairs.negative, num_bins=self.num_bins, limits=self.limits)
         if self.tie_aware:
             return 1 - tie_aware_average_precision(positives, plus, minus, self.limits)
-        return 1 - histogram_average_precision(plus, minus, positives.count)
+        return 1 - histogram_average_precision(plus, minus, positives.total)

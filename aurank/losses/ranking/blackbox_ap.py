@@ -88,6 +88,7 @@ class BlackBoxAPLoss(PairLoss):
     ) -> None:
         self.extra_names = ("flat",) if flat_weight else ()
         super().__init__(**options)
+        self.takes_weights = False  # a rank of the finite difference has no meaning for them
         self.lambda_ = require_number("lambda_", lambda_)
         self.margin = require_number("margin", margin, "[0, inf)")
         self.flat_weight = require_number("flat_weight", flat_weight, "[0, 1)")

@@ -28,7 +28,7 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.ranking.blackbox_ap import at_least
 from aurank.losses.ranking.ranking_sums import ranking_sums
-from aurank.losses.ranking.smooth_ranks import check_cuts, smoothed_recall
+from aurank.losses.ranking.smooth_ranks import check_cuts, smoothed_recall, weight_ahead
 from aurank.ranges import Range
 
 
@@ -100,7 +100,7 @@ class BoundedRankLoss(PairLoss):
 class SupAPLoss(BoundedRankLoss):
     """(1 − λ) · an upper bound of each query's 1 − average precision + λ · the calibration of its scores (ROADMAP).
 
-    AP = mean over positives i of r⁺/(r⁺ + r⁻): r⁺ counts the positives that score at least s_i, exactly and without a
+    AP = weighted mean over positives i of r⁺/(r⁺ + r⁻): r⁺ adds up weights of those that score at least s_i, without a
     gradient; r⁻ adds up H⁻(s_j − s_i) over negatives j. With t = s_j − s_i, H⁻ is σ(t/temperature) for t < 0, `jump`
     more from 0 on, and beyond `delta` a line: its gradient does not fade. Time and memory are those of SmoothAP.
 
@@ -130,16 +130,18 @@ class SupAPLoss(BoundedRankLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         among = count_ahead(pairs.positives.similarity, ascending(pairs.positives))
+        if pairs.positives.weight is not None:
+            among = weight_ahead(pairs.positives, lambda x: (x >= 0).to(x.dtype))
         rank = among + self.behind(pairs.positives.similarity, pairs.negative_similarity)
-        # at least 1 but for padding
-        return (1 - self.calibration) * (1 - pairs.positives.mean(among / rank.clamp(min=1)))
+        rank = torch.where(pairs.positives.mask, rank, 1)  # that of padding may be 0
+        return (1 - self.calibration) * (1 - pairs.positives.mean(among / rank))
 
 
 class SupRecallLoss(BoundedRankLoss):
     """(1 − λ) · (1 − the mean over k of each query's smoothed recall@k) + λ · the calibration of its scores.
 
     recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), as in `RecallAtKLoss`, with SupAP's rank r⁺ + r⁻. As H⁻
-    is at least a step, no rank is taken for better than it is.
+    is at least a step, no rank is taken for better than it is. Only the mean over P is weighted.
 
     Args:
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
@@ -235,6 +237,7 @@ class HierarchicalAPLoss(PairLoss):
         super().__init__(**options)
         # no buffer: it stays on the host, where labels are looked up, and is no state
         self.super_labels = None if super_labels is None else check_super_labels(super_labels)
+        self.one_label = "its levels are of classes; take sup_ap"
         self.relevance = require_choice("relevance", relevance, get_args(Relevance))
         self.alpha = require_number("alpha", alpha)
         self.behind = bounded_ranks(temperature, slope, delta, jump)

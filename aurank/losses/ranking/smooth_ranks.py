@@ -21,9 +21,9 @@ from aurank.ranges import Range
 class SmoothAPLoss(PairLoss):
     """1 − smoothed average precision of each query, in [0, 1] (Eq. 5-6).
 
-    AP = mean over positives i of (1 + positives ahead of i) / (1 + references ahead of i), where j is ahead of i by
-    sigmoid((s_j - s_i) / temperature). Time is O(queries · positives · references), memory that of the similarity and
-    a block.
+    AP = weighted mean over positives i of (1 + positives ahead of i) / (1 + references ahead of i), where j is ahead of
+    i by sigmoid((s_j - s_i) / temperature), and positives, i among them, count by their weights. Time is O(queries ·
+    positives · references), memory that of the similarity and a block; with weights O(queries · positives²).
 
     Args:
         temperature: how far apart two similarities count as ordered; towards 0 the loss becomes 1 − average precision.
@@ -49,10 +49,20 @@ class SmoothAPLoss(PairLoss):
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         positives = pairs.positives_and_self if self.official else pairs.positives
         ahead = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature)
-        among = positives.similarity.masked_fill(~positives.mask, -torch.inf)
-        rank_among = 0.5 + ahead(positives.similarity, among)  # a positive is ahead of itself by sigmoid(0) = ½
+        if positives.weight is None:
+            among = positives.similarity.masked_fill(~positives.mask, -torch.inf)
+            rank_among = 0.5 + ahead(positives.similarity, among)  # a positive is ahead of itself by sigmoid(0) = ½
+        else:
+            itself = (positives.weight / 2).where(positives.mask, 0.5)  # the rank of padding must not be 0
+            rank_among = itself + weight_ahead(positives, lambda x: (x / self.temperature).sigmoid())
         rank = rank_among + ahead(positives.similarity, pairs.negative_similarity)
         return 1 - positives.mean(rank_among / rank)
+
+
+def weight_ahead(positives: Positives, step: Callable[[Tensor], Tensor]) -> Float[Tensor, "query width"]:
+    """Return for each positive i the sum over positives j of w_j·step(s_j − s_i); memory: queries · positives²."""
+    scores = positives.similarity
+    return (step(scores[:, None] - scores[:, :, None]) @ positives.counted[:, :, None]).squeeze(2)
 
 
 Variant = Literal["O", "I_u", "I_b", "D_s", "D_q"]
@@ -60,7 +70,7 @@ Ahead = Float[Tensor, "query width"]
 
 
 class PNPLoss(PairLoss):
-    """The mean over each query's positives i of f(R_i), R_i = Σ_{negatives j} σ((s_j − s_i) / temperature).
+    """The weighted mean over each query's positives i of f(R_i), R_i = Σ_{negatives j} σ((s_j − s_i) / temperature).
 
     Other positives ahead of i do not matter. The variants differ in how the gradient of a positive depends on the
     number R of negatives ahead of it:
@@ -130,7 +140,7 @@ class RecallAtKLoss(PairLoss):
     """1 − the mean over k of each query's smoothed recall@k, in [0, 1] (Eq. 4-6).
 
     recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), rank_i = 1 + Σ_{j≠i} σ((s_j − s_i) / temperature), j
-    being the query's references. At rank k exactly the outer sigmoid gives ½, as in the paper.
+    being the query's references. At rank k exactly the outer sigmoid gives ½. Only the mean over P is weighted.
 
     Args:
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
@@ -167,6 +177,7 @@ class RecallAtKLoss(PairLoss):
         self.temperature = require_number("temperature", temperature)
         self.rank_temperature = require_number("rank_temperature", rank_temperature)
         self.similarity_mixup = similarity_mixup
+        self.one_label = "a mixture is of one class; set similarity_mixup=False" if similarity_mixup else ""
         self.shares = SavedGenerator(seed, generator) if similarity_mixup else None
 
     @property
@@ -229,7 +240,7 @@ def check_cuts(k: Sequence[int]) -> tuple[int, ...]:
 
 
 class AUROCLoss(PairLoss):
-    """A surrogate of 1 − AUROC of each query: the mean over its positives and negatives of ℓ((s⁻ − s⁺) / temperature).
+    """A surrogate of 1 − AUROC of each query: the mean of ℓ((s⁻ − s⁺) / temperature), weighted over its positives.
 
     Args:
         surrogate: ℓ(x), "huber" (1 + 2x for x > 0, (1 + x)² down to x = −1, then 0), "logistic" log2(1 + e^x), or

@@ -54,7 +54,7 @@ def _masked_mean(values: Float[Tensor, "query reference"], mask: Bool[Tensor, "q
 class SemiVarianceLoss(PairLoss):
     """λ1 · semi-variance of each query's positive scores below their mean + λ2 · that of its negatives above theirs.
 
-    Combine it with another loss by `MultipleLosses`: by itself it is least where all scores are equal.
+    Combine it with another loss by `MultipleLosses`: alone it is least where all scores are equal. Means are weighted.
 
     Args:
         weights: λ1 and λ2.
@@ -75,6 +75,7 @@ class SemiVarianceLoss(PairLoss):
         super().__init__(**options)
         self.weights = require_pair("weights", weights, "[0, inf)")
         self.official = official
+        self.takes_weights = not official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         if self.official:
@@ -99,7 +100,7 @@ def true_positive_rate(
 
 
 class SOPRCLoss(PairLoss):
-    """Per query the mean over positives of σ((1−π)/π · FPR/TPR), σ(r) = r/(1+r), in [0, 1): Eq. 8; plus Eq. 9.
+    """Per query the weighted mean over positives of σ((1−π)/π · FPR/TPR), σ(r) = r/(1+r), in [0, 1): Eq. 8; plus Eq. 9.
 
     FPR compares a positive with the batch's negatives; TPR with `v`, a moving average of the quantiles of its class's
     positive scores (Eq. 10), updated in training mode before it is used. A batch's quantiles are averaged over a
@@ -114,7 +115,7 @@ class SOPRCLoss(PairLoss):
         tau1, tau2: widths of the surrogates of FPR and TPR.
         num_quantiles: columns of v; the paper has one for each positive of the data set, the authors' code 100.
         prior: π of a class. "scaled": prior_max · count / greatest count, as the code; "frequency": count / sum of
-            counts, the true one; "batch": the share of positives in the query's batch, the biased one (ablation).
+            counts, the true one; "batch": the weights' share in the query's batch, the biased one (ablation).
         interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official"; they are
             clamped to [-1, 1] for cosine similarity.
         tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code. At tau2 = 0.001
@@ -165,6 +166,9 @@ class SOPRCLoss(PairLoss):
         self.semi_variance = None if semi_variance is None else require_pair("semi_variance", semi_variance, "[0, inf)")
         self.moving_average = moving_average
         self.official = official
+        self.takes_weights = semi_variance is None or not official
+        by_class = moving_average or prior != "batch"
+        self.one_label = "v and π are of classes; set moving_average=False and prior='batch'" if by_class else ""
         if official:
             self.interpolation = "official"
         require_whole("num_quantiles", num_quantiles)
@@ -184,7 +188,7 @@ class SOPRCLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         # A graph cannot depend on a value. There, torch refuses labels too large, and takes -1 for the last class.
-        if not torch.compiler.is_compiling():
+        if pairs.host_positive is None and not torch.compiler.is_compiling():
             check_labels_in_range(pairs.host_query_labels, self.num_classes)
         write, scores = writes(self), pairs.positives.similarity
         with torch.no_grad():
@@ -223,7 +227,7 @@ class SOPRCLoss(PairLoss):
 
     def _class_prior(self, pairs: Pairs) -> Float[Tensor, " query"]:
         if self.prior == "batch":
-            positives = pairs.positives.count.clamp(min=1).to(pairs.similarity.dtype)
+            positives = pairs.positives.total.to(pairs.similarity.dtype)
             return positives / (positives + pairs.negative_count)
         counts = self.class_counts.to(pairs.similarity.dtype)
         count = counts[pairs.query_labels].clamp(min=1)  # a class counted 0 is here after all

@@ -135,6 +135,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
     def _loss(self, inputs: Inputs) -> Any:
         check_width(inputs.embeddings, "embedding_size", self.embedding_size)
         check_device(self, inputs.embeddings)
+        inputs = replace(inputs, positives=getattr(self.loss, "positives", "any"))
+        self._fit_labels(inputs.labels)
         miner = self._miner(inputs)
         keyed = next((part for part in self.loss.modules() if isinstance(part, KeyedLoss)), None)
         if inputs.ids is None and keyed is not None:  # labels are ids then, so that earlier views are left out
@@ -185,7 +187,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         first, first_labels, first_ids = rows_to_store(inputs)
         size = len(first_labels)
         if has_keys:  # another view of the query's image is no copy of it
-            first_ids = torch.full_like(first_labels, UNKNOWN)
+            first_ids = torch.full((size,), UNKNOWN)
         number = max(0, min(filled, self.memory_size - size)) * used
         start = (position - number) % self.memory_size
 
@@ -207,7 +209,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         if has_keys or self.miner is not None or not isinstance(mined, Sequence):
             return extended
         indices = (to_device_of(first, part) for part in check_mined(mined, (size, size)))
-        itself, outside = extended.itself(), torch.arange(size + len(memory), device=first.device) >= size
+        itself, outside = extended.itself(first), torch.arange(size + len(memory), device=first.device) >= size
         assert itself is not None
         pairs = zip(indices, all_pairs(extended, outside & ~itself), strict=True)
         return replace(extended, indices_tuple=tuple(torch.cat(both) for both in pairs))
@@ -217,7 +219,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         """Replace the oldest rows by the finite rows of the batch, or its keys."""
         memories = self._buffers_kept()[:3]
         rows, labels, ids = rows_to_store(inputs)
-        parts = rows, labels, torch.full_like(labels, UNKNOWN) if ids is None else ids
+        parts = rows, labels, torch.full((len(rows),), UNKNOWN) if ids is None else ids
         values = [to_device_of(old, new.detach()).to(old.dtype) for old, new in zip(memories, parts, strict=True)]
         finite = values[0].isfinite().all(dim=1)
         newest = finite.to(torch.uint8).argsort(stable=True)[-self.memory_size :]  # the finite ones last, in order
@@ -230,6 +232,16 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             memory[slots] = torch.where(is_stored.view(-1, *[1] * (old.ndim - 1)), new[newest], old)
         after = (position + stored) % self.memory_size, (filled + stored).clamp(max=self.memory_size), calls + 1
         self.counters.copy_(torch.stack(after))
+
+    def _fit_labels(self, labels: Tensor) -> None:
+        if (old := self.label_memory).shape[1:] != labels.shape[1:]:
+            if int(self.counters[1]):
+                raise UserError(f"labels of the memory are {kind_of(old)}, those of the batch {kind_of(labels)}")
+            self.label_memory = old.new_zeros(len(old), *labels.shape[1:], dtype=labels.dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        self._fit_labels(state_dict.get(f"{prefix}label_memory", self.label_memory))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _buffers_kept(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.embedding_memory, self.label_memory, self.id_memory, self.counters

@@ -84,6 +84,7 @@ class MultipleLosses(TakesInputs, nn.Module):
                 if ref_emb is not None:
                     ref_emb = embeddings if seen.is_self_set else normalize(reference[:, :width])
                 seen = replace(seen, embeddings=embeddings, ref_emb=ref_emb)
+            seen = replace(seen, positives=getattr(loss, "positives", "any"))
             terms[name] = self.weights[name] * call_loss(loss, self.gather.ask_miner(seen))
         self.last_terms = {name: term.detach() for name, term in terms.items()}
         total: Any = sum(terms.values())
@@ -100,7 +101,7 @@ def batch_alone(inputs: Inputs) -> Inputs:
         return inputs
     mined = inputs.indices_tuple
     if isinstance(mined, Sequence):
-        itself, size = inputs.itself() if inputs.batch_leads else None, len(inputs.embeddings)
+        itself, size = inputs.itself(inputs.embeddings) if inputs.batch_leads else None, len(inputs.embeddings)
         within = torch.arange(len(inputs.references), device=inputs.embeddings.device) < size
         mined = None if itself is None else mined_among(mined, within & ~itself)
     return replace(inputs, indices_tuple=mined, ref_emb=None, ref_labels=None, ref_ids=None, batch_leads=False)

@@ -29,6 +29,7 @@ from aurank.losses.core.common import in_common_precision, to_device_of, without
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.pairs import Inputs, check_mined
+from aurank.losses.core.sets import Relation, check_relation
 from aurank.names import named
 from aurank.ranges import Range
 
@@ -41,8 +42,8 @@ class PMLLoss(TakesInputs, nn.Module):
     too, with the gradient of one process.
 
     Args:
-        loss: of PML.
-        distributed: as in `PairLoss`.
+        loss: of PML; where labels are sets it must only compare them, and what has a weight is positive.
+        positives, distributed: as in `PairLoss`.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -51,20 +52,22 @@ class PMLLoss(TakesInputs, nn.Module):
         0.0
     """
 
-    def __init__(self, loss: nn.Module, *, distributed: bool = False) -> None:
+    def __init__(self, loss: nn.Module, *, positives: Relation = "any", distributed: bool = False) -> None:
         super().__init__()
         self.loss = loss
+        self.positives = check_relation(positives)
         self.gather = Gather(distributed)
 
     def compute(self, inputs: Inputs) -> Any:
-        return call_loss(self.loss, self.gather(inputs))
+        return call_loss(self.loss, self.gather(replace(inputs, positives=self.positives)))
 
 
 def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
     if isinstance(loss, TakesInputs):
         return loss.compute(inputs)
     if "ids" in inspect.signature(loss.forward).parameters:
-        return loss(*inputs.pml_args, ids=inputs.ids, ref_ids=inputs.ref_ids)
+        sides = inputs.embeddings, inputs.labels, inputs.indices_tuple, inputs.ref_emb, inputs.ref_labels
+        return loss(*sides, ids=inputs.ids, ref_ids=inputs.ref_ids)
     if isinstance(inputs.indices_tuple, Sequence):
         check_mined(inputs.indices_tuple, (len(inputs.embeddings), len(inputs.references)))
     if inputs.is_self_set:
@@ -72,15 +75,16 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
         inputs = replace(inputs, embeddings=query, ref_emb=None, ref_labels=None)
     else:
         query, reference = in_common_precision(inputs.embeddings, inputs.references)
-        mined, itself = inputs.indices_tuple, inputs.itself()
+        mined, itself = inputs.indices_tuple, inputs.itself(query)
         assert not isinstance(mined, nn.Module)
         if itself is not None:
             mined = all_pairs(inputs, ~itself) if mined is None else mined_among(mined, ~itself)
         inputs = replace(inputs, embeddings=query, indices_tuple=mined, ref_emb=reference)
         if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take both for the same set
             inputs = replace(inputs, ref_labels=inputs.labels.clone())
+    labels, ref_labels = inputs.labels_for_pml()
     with without_autocast(query.device):
-        return loss(*inputs.pml_args)
+        return loss(query, labels, inputs.indices_tuple, inputs.ref_emb, ref_labels)
 
 
 def mined_among(mined: Sequence[Tensor], eligible: Bool[Tensor, "query reference"]) -> Sequence[Tensor]:
@@ -94,16 +98,19 @@ def mined_among(mined: Sequence[Tensor], eligible: Bool[Tensor, "query reference
 
 
 def all_pairs(inputs: Inputs, eligible: Bool[Tensor, "query reference"]) -> tuple[Tensor, ...]:
-    ref_labels = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
-    labels, ref_labels = (to_device_of(eligible, each) for each in (inputs.labels, ref_labels))
-    same = labels[:, None] == ref_labels
+    if (relation := inputs.relation()) is not None:
+        same = to_device_of(eligible, relation > 0)
+    else:
+        ref_labels = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
+        labels, ref_labels = (to_device_of(eligible, each) for each in (inputs.labels, ref_labels))
+        same = labels[:, None] == ref_labels
     return *torch.nonzero(same & eligible, as_tuple=True), *torch.nonzero(~same & eligible, as_tuple=True)
 
 
 class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no types
     """The sum of all pairs' or triplets' losses, divided by the number of embeddings in the batch."""
 
-    def element_reduction(self, losses: Tensor, indices: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def element_reduction(self, losses: Tensor, indices: Any, embeddings: Tensor, labels: Any) -> Tensor:
         return losses.sum() / len(embeddings)
 
 
@@ -186,6 +193,7 @@ def _of_pairs(
     def make(
         *,
         reduction: Reduction = default,
+        positives: Relation = "any",
         distance: BaseDistance | None = None,
         reducer: BaseReducer | None = None,
         embedding_regularizer: BaseRegularizer | None = None,
@@ -201,11 +209,11 @@ def _of_pairs(
             embedding_regularizer=embedding_regularizer,
             embedding_reg_weight=embedding_reg_weight,
         )
-        return PMLLoss(made, distributed=distributed)
+        return PMLLoss(made, positives=positives, distributed=distributed)
 
     meaning = """
     reduction: "sum", "batch" (the sum over the batch size), "mean", or "pml" (the mean of what is above 0).
-    distance, reducer, embedding_regularizer, embedding_reg_weight, distributed: as in `PairLoss`."""
+    positives, distance, reducer, embedding_regularizer, embedding_reg_weight, distributed: as in `PairLoss`."""
     return _listed(name, make, text, arguments, meaning, f"{name}()")
 
 

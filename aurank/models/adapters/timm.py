@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from aurank.data.manifest import refuse_first
+from aurank.errors import refuse_first
 from aurank.files import reading
 from aurank.lazy import import_library
 from aurank.models.adapters.loading import building, describe_adapter

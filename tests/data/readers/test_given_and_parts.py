@@ -55,7 +55,7 @@ def test_an_array_of_one_number_is_a_label() -> None:
         ([1, 2], "dataset: cannot be read as a data set"),
         ([("a.png", "x")], "image '0000000': it is a str, expected an image of Pillow"),
         ([(torch.randn(3, 4, 4), 1)], "image '0000000': its numbers are not from 0 to 1; leave out the normalisation"),
-        ([(GREY, [1, 2])], r"a label must be one number or text, got \[1, 2\]"),
+        ([(GREY, {1: 2})], r"a label must be a number or text, or a list that has each once.*; got {1: 2}"),
         ([{"photo": GREY, "label": 1}], "image '0000000'.*'image' is missing"),
         ({"trian": [(GREY, 1)]}, "split 'trian' is not known"),
         (Unlabelled("train"), "label -1 is none of the 10 classes that are named"),

@@ -110,12 +110,6 @@ def test_a_whole_number_is_one_class_whatever_its_type(kind: str, tmp_path: Path
         assert INPUTS[kind](tmp_path, label=[1, 1.0, "1", " 1"]).classes == ("1",)
 
 
-@pytest.mark.parametrize("kind", sorted(INPUTS.keys() - {"csv", "cls"}))
-def test_a_list_is_no_label(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a label must be one number or text, got \[2, 3\]; choose one of a list"):
-        INPUTS[kind](tmp_path, label=[[2, 3], [2, 3]])
-
-
 @pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("none", [-1, -1.0, float("nan"), None, "", "-1", "NaN"], ids=repr)
 def test_no_camera_is_one_thing_in_tables_and_arrays(kind: str, none: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from aurank.evaluation import evaluate
 
+pytestmark = pytest.mark.slow
 # Run by every process: for each mode it writes its report, or the error that all of them get, to its own file.
 MEMBER = """
 import os, signal, sys, time
@@ -22,7 +23,6 @@ import aurank
 from aurank.errors import UserError
 from aurank.evaluation.engine import ranks
 
-pytestmark = pytest.mark.slow
 try:
     from aurank.evaluation.engine import codes
 except ImportError:

@@ -39,8 +39,10 @@ pytestmark = pytest.mark.slow
 COUNTS = [9, 4, 20, 7, 6]
 ENCODED = torch.randn(100, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 ALONE = [([0, 1, 2, 3], [0, 0, 1, 2]), ([4, 5, 6], [1, 1, 2])]  # rows of each process, and their labels
+SETS = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 1, 0]], dtype=torch.bool)
 STEPS = 2
 NAMES = list(LOSSES)
+ALONE_IN_BATCH = {*PROXIES, "compatible", "distill"}  # they take no references
 
 
 def entries(rank: int) -> tuple[Tensor, Tensor]:
@@ -70,6 +72,7 @@ def make(name: str, **given: object) -> nn.Module:
     wanted, _ = signature(LOSSES[name])
     arguments = {"class_counts": COUNTS, "num_samples": 100, "embedding_size": 5, "two_way": False}
     arguments |= {"num_classes": len(COUNTS), "super_labels": [0, 0, 1, 1, -1]}
+    arguments |= {"teacher": ENCODED[:, :3], "old": ENCODED}
     torch.manual_seed(0)  # of the proxies
     # its defaults are for batches of 700, and a training that tells where it stands
     quick = {"rho": 0.3, "gamma_schedule": "constant"} if name == "fastclip" else {}
@@ -94,6 +97,8 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
                 "ref_labels": others["labels"],
                 "ref_ids": others["ids"],
             }
+        if isinstance(loss, OfSets):
+            given |= {name: SETS[given[name]] for name in ("labels", "ref_labels") if name in given}
         torch.manual_seed(step + 100 * rank)  # miners draw differently everywhere: the first process's draw counts
         if way == "miner":
             given["indices_tuple"] = MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)
@@ -105,23 +110,40 @@ def run(loss: nn.Module, way: str, rank: int, world: int) -> list[Tensor]:
     return results
 
 
+class OfSets(nn.Module):
+    """A loss whose labels are sets."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        value: Tensor = self.loss(*given, **named)
+        return value
+
+
 FEW = ["soprc", "emc2", "neuclip"]  # for ways in which losses do not differ
 
 
 def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
     """Every loss with references and a memory for two processes, a few without and with a miner, and for three."""
     names = NAMES if world == 2 else FEW
-    ways = [(name, "plain" if name in PROXIES else "references") for name in names]
+    ways = [(name, "plain" if name in ALONE_IN_BATCH else "references") for name in names]
     ways += [(name, way) for name in FEW for way in ("plain", "miner")]
     found = {f"{name} {way}": (make(name, distributed=True), way) for name, way in ways}
     reencoding = make("emc2", distributed=True, out_of_batch="reencode")
     reencoding.reencode = lambda ids: ENCODED[ids]  # each process embeds its share of the states
     found["emc2 reencode"] = (reencoding, "plain")
-    for name in [name for name in names if name not in PROXIES] if world == 2 else FEW[:1]:
+    for name in [name for name in names if name not in ALONE_IN_BATCH] if world == 2 else FEW[:1]:
         memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed=True)
         found[f"{name} memory"] = (memory, "plain")
     inner = MultipleLosses([SmoothAPLoss()], miners=[MINERS["distance_weighted"](cutoff=0.1, nonzero_loss_cutoff=3.0)])
     found["miner inside"] = (CrossBatchMemory(inner, embedding_size=5, memory_size=50, distributed=True), "random")
+    for way in ("plain", "references", "miner"):
+        found[f"sets {way}"] = (OfSets(SmoothAPLoss(positives="jaccard", distributed=True)), way)
+    memory = CrossBatchMemory(make("sogclr", positives=0.5), embedding_size=5, memory_size=50, distributed=True)
+    found["sets memory"] = (OfSets(memory), "plain")
+    found["sets pml"] = (OfSets(LOSSES["contrastive"](positives="equal", distributed=True)), "references")
     several = [SmoothAPLoss(), make("soprc"), make("contrastive"), make("proxy_anchor")]
     found["several"] = (MultipleLosses(several, widths=[3, None, 4, None], distributed=True), "references")
     proxies = MultipleLosses([SmoothAPLoss(), make("arcface")])
@@ -211,6 +233,7 @@ def states_and_refusals(rank: int) -> tuple[Any, ...]:
             own["embeddings"], own["labels"], ref_emb=rows(1)["embeddings"], ref_labels=rows(1)["labels"]
         ),
         lambda: SmoothAPLoss(distributed=True)(own["embeddings"], own["labels"], ids=own["ids"] if rank else None),
+        lambda: SmoothAPLoss(distributed=True)(own["embeddings"], SETS[own["labels"]][:, rank:] | True),
     ):
         try:
             calls()
@@ -320,6 +343,7 @@ def test_state_mined_pairs_and_refusals_are_the_same_in_both_processes(ranks: li
         assert "all 2 processes passed the same embeddings" in messages[0]
         assert "all 2 processes passed the same ref_emb" in messages[1]
         assert "disagree on ids" in messages[2]
+        assert "disagree on labels as sets of equally many classes" in messages[3]
 
 
 def test_one_process_is_left_as_it_is() -> None:

@@ -7,6 +7,7 @@ import torch
 from oracles import chains as oracles_chains
 from torch import Tensor
 
+from aurank.losses.global_contrastive import emc2
 from aurank.losses.global_contrastive._kept_rows import TaggedTable
 from aurank.losses.global_contrastive.emc2 import occupancy
 
@@ -73,6 +74,18 @@ def test_one_uniform_proposal_leaves_the_softmax_as_it_is(temperature: float) ->
     torch.testing.assert_close(rest / rest.sum(), (scores / temperature).softmax(dim=0), rtol=0, atol=1e-4)
     balance = (scores / temperature).softmax(dim=0)[:, None] * transition
     torch.testing.assert_close(balance, balance.T, rtol=0, atol=4e-5)
+
+
+def test_chunks_of_chains_are_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    spied = emc2.occupancy
+    monkeypatch.setattr(
+        emc2, "occupancy", lambda scores, *rest, **how: (sizes.append(len(scores)), spied(scores, *rest, **how))[1]
+    )
+    monkeypatch.setitem(emc2.TABLE_BYTES, "cpu", 3 * 4 * (20 + 1) * (20).bit_length())  # three chains of 20 proposals
+    loss = emc2.EMC2Loss(20)
+    loss(torch.randn(20, 4), torch.arange(10).repeat(2), ids=torch.arange(20))
+    assert sizes == [3] * 6 + [2]
 
 
 def put(table: TaggedTable, index: list[int], tags: list[int], values: list[float]) -> bool:
