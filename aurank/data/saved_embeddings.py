@@ -12,12 +12,12 @@ from jaxtyping import Float32
 
 from aurank.arrays import load_arrays
 from aurank.data.dataset import Batch, ImageDataset, Key
-from aurank.data.manifest import Manifest, refuse_first
+from aurank.data.manifest import Manifest
 from aurank.data.readers.values import number_groups
 from aurank.data.shards import INDEX, read_shards
 from aurank.data.sources import ImageSource
 from aurank.data.transforms import Pipeline
-from aurank.errors import UserError
+from aurank.errors import UserError, refuse_first
 from aurank.files import EXACT, checked, reading
 from aurank.names import meant, nearest
 
