@@ -18,8 +18,8 @@ import torch
 
 import aurank
 from aurank.commands import RunOptions, align, embed_to_folder
-from aurank.commands.align import mapped_rows
 from aurank.commands.benchmarks.benchmark import _tested, package_commit
+from aurank.commands.galleries.align import mapped_rows
 from aurank.embedding import ImageSelection
 from aurank.embedding.embedded import Embedded
 from aurank.evaluation import Report

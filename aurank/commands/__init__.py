@@ -9,7 +9,6 @@ from aurank.lazy import lazy_names
 
 if TYPE_CHECKING:  # the names of these files
     from aurank.commands.adapt import *
-    from aurank.commands.align import *
     from aurank.commands.average import *
     from aurank.commands.benchmarks.benchmark import *
     from aurank.commands.compare import *
@@ -17,6 +16,7 @@ if TYPE_CHECKING:  # the names of these files
     from aurank.commands.embed import *
     from aurank.commands.evaluate import *
     from aurank.commands.export import *
+    from aurank.commands.galleries.align import *
     from aurank.commands.galleries.build_index import *
     from aurank.commands.galleries.search import *
     from aurank.commands.init import *
@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # the names of these files
 else:
     NAMES = {
         "adapt": ["adapt"],
-        "align": ["align"],
         "average": ["average_models"],
         "benchmarks.benchmark": ["run_benchmark"],
         "compare": ["compare_reports"],
@@ -36,6 +35,7 @@ else:
         "embed": ["embed_model", "embed_to_folder"],
         "evaluate": ["calibrate_model", "evaluate_model", "evaluate_to_folder", "mine_model"],
         "export": ["Exported", "export_model"],
+        "galleries.align": ["align"],
         "galleries.build_index": ["IndexChange", "add_images", "build_index", "remove_images"],
         "galleries.search": ["Hit", "ImageIndex", "PhotoHits", "search_photos"],
         "init": ["write_first_configuration"],

@@ -175,7 +175,7 @@ class _Search:
                 started = time.perf_counter()
                 self.embed(config, images.select(np.arange(count)))
                 seconds.append(time.perf_counter() - started)
-            image = max(seconds[1] - seconds[0], 0.0) / (counts[1] - counts[0])
+            image = max(seconds[1] - seconds[0], 1e-3) / (counts[1] - counts[0])
             self.saved["ms"][name], embedding = 1000 * image, max(embedding, image * len(self.manifest))
             tuning = max(tuning, embedding + sum(profile.phases.values()) * config.train.steps)
         costs = dict.fromkeys(self.configs, embedding / folds)  # seconds of a fold

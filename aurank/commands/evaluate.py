@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 from pydantic import PositiveInt
 
-from aurank.commands.align import mapped_rows
+from aurank.commands.galleries.align import mapped_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement, evaluation_page
 from aurank.commands.run_options import RunOptions, prepare_model

@@ -218,9 +218,9 @@ def test_the_time_decides_how_many_folds_a_step_is_tried_on(plan: Plan) -> None:
 
 
 def test_a_time_too_short_for_one_step_is_refused_before_any(plan: Plan, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--hours 0.0001 is too short for one step: the features need 1 seconds"):
-        plan(0.0001)
-    assert not (tmp_path / "0.0001").exists()
+    with pytest.raises(UserError, match=r"--hours 1e-09 is too short for one step: the features need "):
+        plan(1e-9)
+    assert not (tmp_path / "1e-09").exists()
 
 
 def test_networks_to_choose_from_are_named_with_commas_between_them(plan: Plan) -> None:

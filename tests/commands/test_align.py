@@ -12,7 +12,7 @@ from testing.galleries import MODEL, small_index, write_photos
 
 import aurank
 from aurank.commands import ImageIndex, RunOptions, build_index, embed_to_folder, evaluate_to_folder
-from aurank.commands.align import align, fit_map, mapped_rows
+from aurank.commands.galleries.align import align, fit_map, mapped_rows
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.evaluation.postprocessing.steps import unit

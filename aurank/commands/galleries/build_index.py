@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aurank.commands.align import mapped_rows
+from aurank.commands.galleries.align import mapped_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing
