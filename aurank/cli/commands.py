@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from aurank.cli.checks import check_overrides, require_search
-from aurank.cli.command import Call, typed_command
+from aurank.cli.command import Call, print_result, typed_command
 from aurank.cli.drawing import (
     bar,
     console,
@@ -137,6 +137,15 @@ def demo(call: Call) -> None:
     console.print(table)
     page = call["out"] / "run/report.html"
     console.say(f"written to {call['out'] / 'demo.json'}" + (f", to look at: {page}" if page.exists() else ""))
+
+
+def export(call: Call) -> None:
+    from aurank.embedding.locations import require_checkpoint, resolve_checkpoint
+    from aurank.exporting.folder import require_export
+
+    require_export(call["to"], call["out"], int8=call["int8"], overwrite=call["overwrite"])
+    require_checkpoint(resolve_checkpoint(call["checkpoint"].removeprefix("aurank:")))
+    print_result(call)
 
 
 def config(_: Call, configuration: str, overrides: Sequence[str] = ()) -> None:

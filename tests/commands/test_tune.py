@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from testing.galleries import head_config, rows, write_rows
+from testing.galleries import WIDTH, head_config, rows, write_rows
 from testing.processes import CONTEXT, run_aurank, succeeded
 
 import aurank
@@ -37,6 +37,7 @@ ONLY = {"optim.weight_decay": None, "sampler.params.per_class": None}
 # Without a number that is good for many data sets; hierarchical_ap has ranges, but needs super-categories to be made.
 WITHOUT = {"semi_variance"}
 NEEDS = {"neuclip": {"two_way": False}, "fastclip": {"two_way": False}}
+ROWS = {"distill": "teacher", "compatible": "old"}  # the argument that names saved rows
 
 
 def config_of(folder: Path, **sections: dict[str, Any]) -> Any:
@@ -53,8 +54,9 @@ def table(out: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_both_ends_of_each_range_make_a_loss(loss: str, tmp_path: Path) -> None:
-    given = {"loss": {"name": loss, "params": NEEDS.get(loss, {})}}
-    config = config_of(tmp_path, **given)
+    rows = {ROWS[loss]: str(tmp_path / "rows.npz")} if loss in ROWS else {}
+    given: dict[str, Any] = {"loss": {"name": loss, "params": NEEDS.get(loss, rows)}}
+    config = config_of(tmp_path, **given, model={"dim": WIDTH})
     ranges = {key: each for key, each in searched_ranges(config, {}).items() if key.startswith("loss")}
     assert (not ranges) == (loss in WITHOUT)
     assert all((own := value_of(config, key)) is None or own in each for key, each in ranges.items())
