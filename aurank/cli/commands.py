@@ -183,6 +183,11 @@ def cp(_: Call, name: str, target: Path) -> None:
     console.say(f"{name} copied to {target}")
 
 
+def init(call: Call) -> None:
+    require_absent(call["out"], overwrite=call["overwrite"])  # before what takes seconds to import
+    console.say(call())
+
+
 def doctor(
     call: Call,
     data: str | None = None,

@@ -205,8 +205,6 @@ class _Trial(TypedDict):
 
 
 class _Saved(TypedDict):
-    """The content of search.json: what the search is of, and the trials that have ended."""
-
     settings: Line
     trials: list[_Trial]
 
