@@ -193,7 +193,7 @@ class _Search:
                 if name == "LoRA":  # some networks have no layer for it
                     build_encoder(self.config(name).model, channels=3, load=False)
             except UserError as error:
-                reason = f"({first_line(error)})"
+                reason = f"({first_line(error).rpartition('; ')[2]})"
             if not reason and expected + final > left:
                 reason = f"for lack of time: {duration(max(0.0, left - final))} are left"
             left -= 0.0 if reason else expected
