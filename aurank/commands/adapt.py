@@ -228,7 +228,7 @@ class _Search:
             is_better = difference[1] > 0 and p < ALPHA / tried
             step |= {"against": best["name"], "difference": difference, "p": p, "kept": is_better}
             text += ", {:+.4f} [{:+.4f}, {:+.4f}] against {}: ".format(*difference, best["name"])
-            text += "kept" if is_better else "not kept"
+            text += "kept" if is_better else f"not kept (p {p:.2g}, {ALPHA / tried:.2g} is needed)"
         if step["kept"]:
             self.saved |= {"kept": name, "network": self.network(name)}
         self.listener(f"{name}: {text}")

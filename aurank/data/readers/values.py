@@ -24,7 +24,7 @@ def read_label(value: Any, where: str, names: Sequence[str] = (), *, separator: 
     if plain is not value and isinstance(plain, list) and len(plain) == 1:
         (plain,) = plain  # an array of one number, as MedMNIST has them
     if separator is not None and isinstance(plain, str):
-        plain = plain.split(separator) if plain_name(plain) else ""
+        plain = plain.split(separator or "|") if plain_name(plain) else ""  # YAML reads a bare | as ""
     if isinstance(plain, list | tuple):
         flags = all(isinstance(each, bool) for each in plain)
         labels = [read_label(each, where, names) for each in (np.flatnonzero(plain).tolist() if flags else plain)]
