@@ -271,13 +271,10 @@ def evaluate(call: Call) -> None:
 
 
 def embed(call: Call) -> None:
-    from aurank.data.shards import require_folder
+    from aurank.data.shards import require_out
 
     out = call["out"]
-    if out.suffix:
-        require_writable(out, suffix=".npz")
-    else:
-        require_folder(out)
+    require_out(out)
     if (embedded := call()) is not None:
         console.say("{} embeddings of {} dimensions written to {}".format(*embedded.embeddings.shape, out))
 

@@ -14,6 +14,7 @@ from aurank.config import Config
 from aurank.data import Manifest
 from aurank.data.manifest import pairs_among
 from aurank.data.saved_embeddings import read_arrays
+from aurank.data.shards import TABLE, write_table
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import nearest_rows
@@ -152,8 +153,12 @@ class Embedded:
         return pairs or None
 
     def save(self, path: Path) -> None:
+        arrays = {name: values for name, values in vars(self).items() if values is not None}
+        if path.suffix == TABLE:
+            write_table(path, arrays)
+            return
         with replacing(path) as file:
-            np.savez(file, **{name: values for name, values in vars(self).items() if values is not None})
+            np.savez(file, **arrays)
 
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":

@@ -1,4 +1,4 @@
-"""Wherever saved embeddings are taken, those in parts give what those of one file give."""
+"""Wherever saved embeddings are taken, those in parts or in a table give what those of one file give."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ HOW = RunOptions(device="cpu")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the same embeddings in four parts and in one file, of two splits."""
+    """A folder with the same embeddings in four parts, in a table and in one file, of two splits."""
     folder, chance = tmp_path_factory.mktemp("saved"), np.random.default_rng(0)
     labels = np.arange(COUNT) % 6
     rows = chance.standard_normal((6, DIM))[labels] + chance.standard_normal((COUNT, DIM))
@@ -31,8 +31,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = {name: np.ones(COUNT, bool) for name in ("is_query", "is_gallery")}
     columns = {"labels": labels, "ids": np.arange(COUNT), "paths": np.arange(COUNT).astype(str), **flags}
     columns |= {"groups": np.full(COUNT, -1), "splits": np.where(np.arange(COUNT) % 3 == 0, "train", "test")}
-    writer.finish(columns, classes=list("abcdef"))
-    Embedded.load(folder / "parts").save(folder / "rows.npz")
+    writer.finish({**columns, "classes": np.array(list("abcdef"))})
+    for name in ("rows.npz", "rows.parquet"):
+        Embedded.load(folder / "parts").save(folder / name)
     return folder
 
 
@@ -66,6 +67,7 @@ def values(path: Path, **options: Any) -> tuple[Any, ...]:
     ],
     ids=["lists", "reordered", "whitened", "codes", "index", "threshold", "probes", "doctor", "page"],
 )
-def test_parts_give_what_one_file_gives(saved: Path, measure: Callable[[Path], object]) -> None:
-    parts, one = measure(saved / "parts"), measure(saved / "rows.npz")
-    assert str(parts) == str(one).replace("rows.npz", "parts")
+def test_parts_and_a_table_give_what_one_file_gives(saved: Path, measure: Callable[[Path], object]) -> None:
+    one = str(measure(saved / "rows.npz"))
+    for name in ("parts", "rows.parquet"):
+        assert str(measure(saved / name)) == one.replace("rows.npz", name)
