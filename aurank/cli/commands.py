@@ -273,10 +273,9 @@ def evaluate(call: Call) -> None:
 def embed(call: Call) -> None:
     from aurank.data.shards import require_out
 
-    out = call["out"]
-    require_out(out)
+    require_out(call["out"])
     if (embedded := call()) is not None:
-        console.say("{} embeddings of {} dimensions written to {}".format(*embedded.embeddings.shape, out))
+        console.say("{} embeddings of {} dimensions written to {}".format(*embedded.embeddings.shape, call["out"]))
 
 
 def mine(call: Call) -> None:

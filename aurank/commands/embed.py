@@ -15,7 +15,6 @@ from aurank.data.shards import SHARD_ROWS, ShardWriter, require_out
 from aurank.embedding.embed import choose_pace, embed_rows
 from aurank.embedding.embedded import Embedded, described
 from aurank.embedding.image_selection import ImageSelection
-from aurank.embedding.locations import split_name
 from aurank.errors import UserError
 from aurank.files import claimed, temporary_name
 
@@ -32,9 +31,8 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
         (899, 64)
     """
     images, running = images or ImageSelection(), running or RunOptions()
-    kind, file = split_name(model)
-    if kind == "embeddings":
-        embedded, notes = saved_embeddings(model, file, None, images)
+    if model.startswith("embeddings:"):
+        embedded, notes = saved_embeddings(model, model.removeprefix("embeddings:"), None, images)
         running.tell(*notes[1:])
         return embedded
     prepared = prepare_model(model, images, running)
@@ -78,7 +76,7 @@ def embed_to_folder(
         if group.rank == 0:
             require_out(out)
             stack.enter_context(claimed(out, is_file=is_file))
-        if out.suffix == ".npz" or (is_file and split_name(model)[0] == "embeddings"):
+        if out.suffix == ".npz" or (is_file and model.startswith("embeddings:")):
             embedded = embed_model(model, images, running=run)
             if group.rank == 0:
                 embedded.save(out)

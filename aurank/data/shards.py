@@ -150,8 +150,7 @@ def read_shards(folder: Path) -> dict[str, Any]:
         if problem:
             raise ValueError(f"{problem} is damaged, cut short or another one")
         matrices = [load_arrays(folder / file)[""] for file, (rows, _) in record.parts.items() if rows]
-        if is_table:
-            matrices = [np.stack(table["vector"].to_numpy())]
+        matrices += [np.stack(table["vector"].to_numpy())] if is_table else []
         arrays: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:
