@@ -125,7 +125,6 @@ def require_folder(folder: Path) -> None:
 
 
 def read_saved(path: Path) -> dict[str, Any]:
-    """Return the arrays of a folder of parts, of a table, or of an .npz or .npy file."""
     if path.is_dir() or path.suffix == TABLE:
         return read_shards(path.parent if path.name == INDEX else path)
     return {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
@@ -139,7 +138,7 @@ def read_shards(folder: Path) -> dict[str, Any]:
     if not is_table and not path.is_file():
         raise UserError(f"{folder} holds no embeddings, as it has no {INDEX}: {AGAIN}")
     with reading(path, "a table of embeddings", remedy="name one with vector and label" if is_table else AGAIN):
-        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+        table = pyarrow.parquet.read_table(path, page_checksum_verification=True, pre_buffer=False)
         content = json.loads((table.schema.metadata or {}).get(FORMAT.encode(), '{"parts": {}}'))
         checksum = content.pop("checksum", content_sha256(content))
         record = checked(content, _Record)
@@ -150,7 +149,9 @@ def read_shards(folder: Path) -> dict[str, Any]:
         if problem:
             raise ValueError(f"{problem} is damaged, cut short or another one")
         matrices = [load_arrays(folder / file)[""] for file, (rows, _) in record.parts.items() if rows]
-        matrices += [np.stack(table["vector"].to_numpy())] if is_table else []
+        if is_table:
+            chunks = [np.stack(chunk.to_numpy(zero_copy_only=False)) for chunk in table["vector"].chunks if len(chunk)]
+            matrices = [np.concatenate(chunks)]
         arrays: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:

@@ -7,12 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aurank.commands import RunOptions, calibrate_model, evaluate_model, examine_embeddings, probe_model
+from aurank.commands import (
+    RunOptions,
+    calibrate_model,
+    embed_to_folder,
+    evaluate_model,
+    examine_embeddings,
+    probe_model,
+)
 from aurank.commands.evaluate import saved_embeddings
 from aurank.commands.report import Measurement, examine_measured
 from aurank.data.shards import ShardWriter
 from aurank.embedding import ImageSelection
 from aurank.embedding.embedded import Embedded
+from aurank.errors import UserError
 from aurank.evaluation import Codes
 
 COUNT, DIM = 60, 16
@@ -35,6 +43,21 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("rows.npz", "rows.parquet"):
         Embedded.load(folder / "parts").save(folder / name)
     return folder
+
+
+def test_a_table_is_embedded_in_parts_and_is_that_of_the_file(tmp_path: Path) -> None:
+    model, digits = "timm:test_vit,pretrained=false,input_size=32", ImageSelection("digits:", split="all")
+    how = RunOptions(device="cpu", batch=100)
+    embed_to_folder(model, digits, out=tmp_path / "rows.npz", running=how)
+    embed_to_folder(model, digits, out=tmp_path / "rows.parquet", shard_rows=500, running=how)
+    embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", ImageSelection(split="all"), out=tmp_path / "again.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.parquet", "rows.npz", "rows.parquet"]
+    once = vars(Embedded.load(tmp_path / "rows.npz"))
+    for name in ("rows.parquet", "again.parquet"):
+        for column, values in vars(Embedded.load(tmp_path / name)).items():
+            assert np.array_equal(values, once[column]), column
+    with pytest.raises(UserError, match=r"these are embeddings already"):
+        embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", out=tmp_path / "parts")
 
 
 def page(path: Path) -> str:
