@@ -28,6 +28,7 @@ from aurank.cli.drawing import (
 from aurank.errors import UserError
 from aurank.files import require_absent, require_writable, write_text
 from aurank.lazy import require_libraries
+from aurank.names import require_choice
 from aurank.sizes import seconds
 
 if TYPE_CHECKING:
@@ -170,8 +171,7 @@ def cp(_: Call, name: str, target: Path) -> None:
     from aurank.config import shipped_configs
 
     shipped = shipped_configs()
-    if name not in shipped:
-        raise UserError(f"no shipped configuration {name!r}; expected one of {', '.join(shipped)}")
+    require_choice("the configuration", name, shipped)
     target = target / f"{Path(name).name}.yaml" if target.is_dir() else target
     require_absent(target)
     text = shipped[name].read_text(encoding="utf-8")
@@ -241,11 +241,10 @@ def data_check(call: Call, *, root: Path | None = None) -> None:
 
 def data_get(call: Call, *, to: Path | None = None) -> None:
     from aurank.data.download import PUBLIC_SETS
-    from aurank.data.readers.published import find_set
     from aurank.embedding.image_selection import data_folder
 
-    about = find_set(call["name"], PUBLIC_SETS)
-    if about.addresses:
+    about = PUBLIC_SETS.get(call["name"])
+    if about is not None and about.addresses:
         stderr_console.say(f"{about.title}, from {about.origin}; terms: {about.terms}")
     with bar("fetching") as (_, show):
         draw = partial(show, "fetching")

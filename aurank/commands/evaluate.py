@@ -29,12 +29,13 @@ from aurank.evaluation.compare import compare
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.evaluate import EvaluateOptions
 from aurank.evaluation.index.neighbours import check_index
-from aurank.evaluation.inputs import byte_count, require_one_of
+from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
 from aurank.files import write_text
+from aurank.names import require_choice
 from aurank.reporting.doctor_page import doctor_page
 from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results
 
@@ -275,7 +276,7 @@ def mine_model(
         (['row 2', 'row 2', 'row 0', 'row 0'], [0.143, 0.143, 0.143, 0.143])
     """
     images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
-    require_one_of(DISTANCES, distance=distance)
+    require_choice("distance", distance, DISTANCES)
     source, prepared = split_name(model)[1], None
     if model.startswith("embeddings:"):
         embedded, notes = saved_embeddings(model, source, labels, images)

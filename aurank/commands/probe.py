@@ -16,8 +16,9 @@ from aurank.embedding.embedded import Embedded
 from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.locations import split_name
 from aurank.errors import UserError
-from aurank.evaluation.inputs import numbered, require_one_of
+from aurank.evaluation.inputs import numbered
 from aurank.evaluation.probes import NEIGHBOURS, PROTOCOLS, ProbeResult, probe, split_labels
+from aurank.names import require_choice
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
 
@@ -57,7 +58,7 @@ def probe_model(
     """
     images, running = images or ImageSelection(), running or RunOptions()
     for name in protocols:
-        require_one_of(PROTOCOLS, protocol=name)
+        require_choice("protocol", name, PROTOCOLS)
     kind, file = split_name(model)
     if kind == "embeddings":
         if images.given:

@@ -12,7 +12,6 @@ import numpy as np
 from aurank.data import READERS, Manifest
 from aurank.data.manifest import pairs_among
 from aurank.errors import UserError
-from aurank.names import meant, nearest
 
 if TYPE_CHECKING:  # finding a protocol must not import torch
     from aurank.embedding.embedded import Embedded
@@ -89,13 +88,6 @@ class Protocol:
             message = f"protocol {self.name} needs the path of every image, each once, to say what was measured"
             raise UserError(f"{message}; `aurank embed` writes them with the embeddings")
         return paths
-
-
-def find_protocol(name: str) -> Protocol:
-    if name not in PROTOCOLS:
-        expected = f"{', '.join(PROTOCOLS)}{meant(nearest(name, PROTOCOLS))}"
-        raise UserError(f"no protocol {name!r}, expected one of {expected}")
-    return PROTOCOLS[name]
 
 
 # Sources: Song et al. (CVPR 2016), section 6, for SOP, CUB and Cars; Liu et al., DeepFashion (CVPR 2016); Brown et al.

@@ -29,7 +29,6 @@ from aurank.evaluation.inputs import (
     note_of_equal_rows,
     numbered,
     require_at_least,
-    require_one_of,
 )
 from aurank.evaluation.metrics import (
     MACRO,
@@ -54,6 +53,7 @@ from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessin
 from aurank.evaluation.relevance import Rule, graded, hierarchical_values, matched
 from aurank.evaluation.report import FIRST, Report
 from aurank.evaluation.shards import require_equal
+from aurank.names import require_choice
 
 BOUNDS = ("pessimistic", "optimistic")  # the rules for ties with the lowest and the highest values
 HIERARCHICAL_METRICS, POOLED_METRICS = "a metric of super-categories", "a metric of all pairs"
@@ -174,7 +174,7 @@ def evaluate(
         >>> round(report.mauprc, 4), report.metrics["recall@1"]
         (0.4583, 0.0)
     """
-    require_one_of(TIES, ties=ties)
+    require_choice("ties", ties, TIES)
     require_at_least(0, neighbours=neighbours)
     names, cuts = None if metrics is None else check_names(metrics, labelled=labels is not None), sorted_cuts(recall_at)
     sets, listed, grades = matched(labels, gallery_labels, positives, relevance)

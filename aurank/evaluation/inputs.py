@@ -1,6 +1,6 @@
 """What a caller may pass: arrays of any library, labels as text, sizes, devices; inside there is one kind of each."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -14,7 +14,7 @@ from torch import Tensor
 from aurank.arrays import Arrays, MappedRows, as_plain, select_rows
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
-from aurank.names import NAN, NO_GROUP_NAMES, meant, nearest, plain_name
+from aurank.names import NAN, NO_GROUP_NAMES, plain_name, require_choice
 from aurank.sizes import size_in_bytes
 
 Devices: TypeAlias = torch.device | str | Sequence[torch.device | str] | None
@@ -90,7 +90,7 @@ class Work:
     ) -> "Work":
         """Check the settings, and agree on them with the other ranks; UserError for one that cannot be had."""
         devices = choose_devices(device, embeddings)
-        require_one_of(BACKENDS, backend=backend)
+        require_choice("backend", backend, BACKENDS)
         compiles = devices[0].type == "cpu" and importable("numba")
         if backend == "numba" and not compiles:
             fault = f"needs the package numba and does not run on {devices[0]}"
@@ -105,14 +105,6 @@ class Work:
     def loops(self) -> Any:
         """Return the module of compiled loops; None where plain torch counts."""
         return import_module("aurank.evaluation.engine.compiled") if self.backend == "numba" else None
-
-
-def require_one_of(known: Collection[str], **values: str) -> None:
-    """Raise UserError for a named value that is not known."""
-    for name, value in values.items():
-        if value not in known:
-            hint = meant(nearest(value, known)) if isinstance(value, str) else ""
-            raise UserError(f"{name} must be one of {', '.join(known)}; got {value!r}{hint}")
 
 
 def require_at_least(least: int, **values: int) -> None:

@@ -14,9 +14,10 @@ from jaxtyping import Bool, Int64
 from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import check_rows, load_rows
-from aurank.evaluation.inputs import Integers, as_matrix, integer_array, require_one_of
+from aurank.evaluation.inputs import Integers, as_matrix, integer_array
 from aurank.evaluation.metrics import mean
 from aurank.files import write_text
+from aurank.names import require_choice
 
 PROTOCOLS = ("knn", "linear_probe")
 NEIGHBOURS, TEMPERATURE = 200, 0.07
@@ -134,7 +135,7 @@ def probe(
         >>> probe(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0], k=1).metrics
         {'top1': 1.0, 'top5': 1.0, '1nn': 1.0}
     """
-    require_one_of(PROTOCOLS, protocol=protocol)
+    require_choice("protocol", protocol, PROTOCOLS)
     if (test is None) != (test_labels is None):
         raise UserError("test and test_labels go together: give both, or neither to probe within the one set")
     distance = "cosine" if protocol == "knn" else "euclidean"

@@ -16,8 +16,9 @@ from aurank.arrays import as_plain
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import require_room
 from aurank.evaluation.engine.ranks import Change, RankBlocks, Ranks, query_columns
-from aurank.evaluation.inputs import COMPARED, Integers, RetrievalProblem, as_array, integer_array, require_one_of
+from aurank.evaluation.inputs import COMPARED, Integers, RetrievalProblem, as_array, integer_array
 from aurank.evaluation.metrics import SUPER, hierarchical_names, ndcg, query_values, segment_sums
+from aurank.names import require_choice
 
 CLASS_GAIN, SUPER_GAIN = 3.0, 1.0  # of h_ndcg: 2^level − 1
 SUPER_WORTH = 0.5  # of all rows of the super-category together in h_ap; those of the class have 1
@@ -157,7 +158,7 @@ def matched(
     if labels is None or relevance is not None:
         raise UserError("positives compares labels: give labels, and no relevance, which grades pairs of rows")
     if isinstance(positives, str):
-        require_one_of(("any", "equal", "jaccard"), positives=positives)
+        require_choice("positives", positives, ("any", "equal", "jaccard"))
     if callable(positives):
         given = [side.has.toarray() > 0 for side in sets] or [as_plain(side, "labels") for side in sides]
         return sets, *_pairs(positives, given[0], given[-1])

@@ -24,7 +24,7 @@ REFUSED = {
     "train omniglot/soprc data.root=nowhere --dry-run": "omniglot",
     "train --no-such": "--no-such",
     "cp omniglot/sopcr other.yaml": "omniglot/soprc",
-    "data check spo": "no published set 'spo'",
+    "data check spo": "the published set must be one of",
     "cp omniglot/soprc photos/a/0.png": "exists already",
     "evaluate --model resnet18 --out x": "expected a run (aurank:DIR/best), embeddings:FILE",
     "evaluate --model embeddings:rows.npz --out photos/a/0.png": "--out",

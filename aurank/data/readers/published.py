@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from aurank.data.manifest import Manifest
 from aurank.data.readers.listing import Row, build_listed
 from aurank.data.sources import ImageSource, open_source
 from aurank.errors import UserError
-from aurank.names import meant, nearest
-
-T = TypeVar("T")
+from aurank.names import require_choice
 
 
 @dataclass(frozen=True)
@@ -164,12 +162,6 @@ class PublishedReader:
 PUBLISHED: dict[str, PublishedReader] = {}
 
 
-def find_set(name: str, sets: Mapping[str, T]) -> T:
-    if name not in sets:
-        raise UserError(f"no published set {name!r}, expected one of {', '.join(sets)}{meant(nearest(name, sets))}")
-    return sets[name]
-
-
 def published(name: str, each: str = "") -> Callable[[Callable[..., Manifest]], PublishedReader]:
     return lambda read: PUBLISHED.setdefault(name, PublishedReader(BENCHMARKS[name], read, each))
 
@@ -261,7 +253,7 @@ def check_benchmark(
         >>> check_benchmark("sop", Path("nowhere")).complete
         False
     """
-    reader = find_set(name, PUBLISHED)
+    reader = PUBLISHED[require_choice("the published set", name, PUBLISHED)]
     benchmark = reader.benchmark
     location = locate(benchmark, root, path)
     if location is None:

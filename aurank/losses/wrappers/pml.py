@@ -21,7 +21,6 @@ from aurank.losses.core.checks import (
     SoftmaxTemperature,
     check_labels_in_range,
     check_width,
-    require_choice,
     require_number,
     require_whole,
 )
@@ -30,7 +29,7 @@ from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.pairs import Inputs, check_mined
 from aurank.losses.core.sets import Relation, check_relation
-from aurank.names import named
+from aurank.names import named, require_choice
 from aurank.ranges import Range
 
 
