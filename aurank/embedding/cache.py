@@ -119,5 +119,5 @@ def weights_sha256(module: nn.Module) -> str:
 def data_sha256(manifest: Manifest) -> str:
     """Return the digest of a manifest and its files: a zip's checksums, or each file's length and time of change."""
     marks = manifest.source.marks(manifest.paths)
-    plain = [mark and (mark.crc if mark.modified is None else mark.modified, mark.length) for mark in marks]
+    plain = [mark and mark[::-1] for mark in marks]
     return hashlib.sha256(manifest.sha256.encode() + json.dumps(plain).encode()).hexdigest()

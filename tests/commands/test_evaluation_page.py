@@ -58,12 +58,12 @@ def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = faulty()
     given = embedded(rows, labels)
     examined = examine_measured(given.evaluate(), Measurement("mine", given))
-    assert {one.check for one in examined.findings} == {"dimensions that hardly vary", "doubtful labels"}
-    assert "Without lists of neighbours" in " ".join(examined.left_out)
+    assert {one.check for one in examined["findings"]} == {"dimensions that hardly vary", "doubtful labels"}
+    assert "Without lists of neighbours" in " ".join(examined["left_out"])
     monkeypatch.setattr("aurank.commands.report.MOST_WORK", 1000)
     examined = examine_measured(given.evaluate(neighbours=3), Measurement("mine", given))
-    assert "doubtful labels" not in {one.check for one in examined.findings}
-    assert "too many rows and classes" in " ".join(examined.left_out)
+    assert "doubtful labels" not in {one.check for one in examined["findings"]}
+    assert "too many rows and classes" in " ".join(examined["left_out"])
 
 
 @pytest.mark.slow
