@@ -225,6 +225,13 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
             raise UserError(f"cannot write {option} {path}: {reason}")
 
 
+def require_own_folder(folder: Path, *beginnings: str) -> None:
+    """Raise UserError if a folder to write holds other files than hidden ones and those of these names."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if strange := [name for name in names if not name.startswith((".", *beginnings))]:
+        raise UserError(f"--out {folder} holds other files, such as {min(strange)!r}: name a new folder")
+
+
 def require_absent(path: Path, *, overwrite: bool | None = None) -> None:
     """Raise UserError if the file exists and may not be replaced; without `--overwrite` to offer, it is None."""
     if path.exists() and not overwrite:

@@ -30,7 +30,7 @@ from aurank.data.manifest import Manifest
 from aurank.data.sources import Mark, PartsSource
 from aurank.data.transforms.base import AREA, resize_whole
 from aurank.errors import AurankError, UserError
-from aurank.files import EXACT, checked, content_sha256, reading, replacing
+from aurank.files import EXACT, checked, content_sha256, reading, replacing, require_own_folder
 from aurank.sizes import as_text
 
 IMAGES = "images.arrow"
@@ -276,8 +276,7 @@ def prepare_images(
     once, keys = manifest.select(list(first.values())), _region_keys(first)
     try:
         if not (folder / IMAGES).exists():
-            if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-                raise UserError(f"--out {folder} is not empty and holds no prepared images; name another folder")
+            require_own_folder(folder)
             with replacing(folder / IMAGES) as file:
                 file.write(_schema(how).serialize())
         stored = PreparedImages(folder)

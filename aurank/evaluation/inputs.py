@@ -139,6 +139,12 @@ def as_matrix(values: Arrays, *, side: str) -> Embeddings:
     return embeddings
 
 
+def require_same_width(side: str, width: int, other_side: str, other_width: int) -> None:
+    if width != other_width:
+        columns = f"the {side} embeddings have {width} columns and the {other_side} has {other_width}"
+        raise UserError(f"{columns}: both must come from the same model")
+
+
 def as_array(values: Integers, name: str = "values") -> np.ndarray:
     """Return numbers, however they are held, as an array of NumPy; UserError for a masked array that hides entries."""
     array = as_plain(values, name)
@@ -314,9 +320,7 @@ def check_sides(problem: RetrievalProblem) -> tuple[Any, Any, Any, Any]:
                 None if groups is None else integer_array(groups, name="group", rows=rows, side=side),
             )
         )
-    if widths[0] != widths[-1]:
-        fault = f"the query embeddings have width {widths[0]} and the gallery's {widths[1]}"
-        raise UserError(f"{fault}: embed both with the same model")
+    require_same_width("query", widths[0], "gallery", widths[-1])
     (labels, groups), (gallery_labels, gallery_groups) = checked[0], checked[-1]
     return labels, gallery_labels, groups, gallery_groups
 

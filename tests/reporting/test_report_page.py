@@ -108,7 +108,7 @@ def test_findings_are_shown_with_what_was_not_looked_at() -> None:
     assert "Nothing wrong was found. Pixels were not looked at." in page.text
     assert "Findings" not in Elements(report_page(measured())).text
     hub = Finding("hubs", 1, ("a.png: in 90 lists",), False, "They take places.", "Whiten.", rows=((0,),))
-    page = Elements(report_page(measured(), examined=replace(clean, findings=[hub])))
+    page = Elements(report_page(measured(), examined={**clean, "findings": [hub]}))
     for text in ("warning: hubs (1)", "a.png: in 90 lists", "They take places.", "Whiten."):
         assert text in page.text
     assert "Nothing wrong" not in page.text
