@@ -28,10 +28,7 @@ def launched() -> int:
 
 @contextmanager
 def joined(timeout: str) -> Iterator["ProcessGroup"]:
-    """Join the launched processes while the context lasts, each with its GPU; a single process joins nothing.
-
-    AurankError if another is gone, or does not come or answer within the `timeout`, such as "30min".
-    """
+    """Join the launched processes, each with its GPU; AurankError if another is gone or does not come."""
     if launched() == 1:
         yield ProcessGroup(False)
         return

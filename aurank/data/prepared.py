@@ -128,11 +128,7 @@ class PreparedImages:
     def changed(
         self, manifest: Manifest, positions: Int64[np.ndarray, " image"], *, at_most: int | None = COMPARED
     ) -> Int64[np.ndarray, " changed"]:
-        """Return the rows whose original is another now; one that is gone is not.
-
-        Args:
-            at_most: how many originals of another time, but the same length, are read.
-        """
+        """Return the rows whose original is another now, not gone; `at_most` doubtful originals are read."""
         rows = np.flatnonzero(positions >= 0)
         records = self.records[positions[rows]]
         marks = manifest.source.marks([manifest.paths[row] for row in rows.tolist()])
@@ -151,10 +147,7 @@ class PreparedImages:
         return np.array(sorted(changed), dtype=np.int64)
 
     def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedImages":
-        """Return the images of a manifest, by row; UserError names the first that is missing or whose original changed.
-
-        Originals of rows that were returned before are not looked at again.
-        """
+        """Return the images of a manifest, by row; UserError for one that is missing or was changed."""
         if self.how.channels != channels:
             raise UserError(
                 f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="

@@ -226,13 +226,7 @@ class ArraySource(ImageSource):
 
 
 class PartsSource(ImageSource):
-    """Images inside of larger files or buffers.
-
-    Args:
-        parts: paths of files, or buffers.
-        entries: of each path the position of its part, where it starts there, and its length.
-        reader: that found them: its name, root and parameters.
-    """
+    """Images inside of larger files or buffers; of each path: the part, where it starts there, and its length."""
 
     def __init__(
         self,

@@ -41,11 +41,7 @@ def default_cache() -> Path:
 
 
 class EmbeddingCache:
-    """Embeddings of one model on one data set, in a folder named by a digest of weights, transform and data.
-
-    Args:
-        transform: words for all that decides an embedding beside weights: architecture, options, preprocessing.
-    """
+    """Embeddings of one model on one data set, in a folder named by what decides them."""
 
     def __init__(
         self,

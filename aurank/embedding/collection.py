@@ -53,10 +53,7 @@ def image_ids(images: Table) -> Ids:
 
 
 class CollectionRows(SearchIndex):
-    """The images of a collection, which stay in Milvus; in memory is what was asked for.
-
-    Rows are named by their primary keys. The methods are those of `IndexedRows` and of its faiss index.
-    """
+    """The images of a collection, by their primary keys, with the methods of `IndexedRows` and of its faiss index."""
 
     def __init__(self, address: str) -> None:
         self.uri, _, self.name = address.removeprefix(PREFIX).partition("#")

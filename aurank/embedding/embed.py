@@ -163,10 +163,7 @@ def choose_pace(
     cache: EmbeddingCache | None,
     group: ProcessGroup,
 ) -> Pace:
-    """Return the pace for the chosen rows, the same in all processes: the cache's, or a trial's.
-
-    Without a trial, on GPUs or for few images, it is 256 images as the network is. The cache keeps what is returned.
-    """
+    """Return the pace for the chosen rows, alike in all processes: the cache's, a trial's, or the usual one."""
     if device.type != "cpu":
         return Pace()
     pace = None if cache is None else cache.pace

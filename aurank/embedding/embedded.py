@@ -133,10 +133,7 @@ class Embedded:
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
     def group_pairs(self, options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """Return metrics of the queries of one group among the gallery rows of another, by pair of groups.
-
-        Of more than eight groups those with the most rows are taken.
-        """
+        """Return metrics of queries of one group among gallery rows of another, by pair of the eight largest groups."""
         how = {name: options[name] for name in ("distance", "ties", "max_memory", "device") if name in options}
         groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)
         groups = np.sort(groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]])

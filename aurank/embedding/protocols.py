@@ -37,10 +37,7 @@ class Protocol:
         return READERS[self.reader](root, **self.params, **params).split("test")
 
     def checksum(self, images: "Embedded | Manifest") -> str:
-        """Return 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
-
-        Neither the order of the images nor the numbering of the labels matters.
-        """
+        """Return 16 digits over protocol, images and positives, in any order and numbering."""
         paths = [str(path) for path in images.paths]
         ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
         numbers: dict[int, int] = {}  # number of each label, by its first path

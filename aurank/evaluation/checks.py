@@ -23,10 +23,7 @@ def confusions(
     Shaped[np.ndarray, " gallery_class"],
     Float64[np.ndarray, "query_class gallery_class"],
 ]:
-    """Return the classes whose lists hold most of one other class, and the classes that one class finds most.
-
-    The third is the part of the entries of a class's lists that are of the other class.
-    """
+    """Return the classes that lose most to one other, those that take most, and the part of the losers' entries."""
     exists = nearest.row >= 0
     wrong = exists & ~nearest.is_positive
     names, query = np.unique(classes, return_inverse=True)

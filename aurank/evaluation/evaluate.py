@@ -317,12 +317,7 @@ def build_report(
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
 ) -> Report:
-    """Return the report of ranks.
-
-    Args:
-        pooled: metrics over the pairs of all queries.
-        columns: metrics that ranks do not tell, by query.
-    """
+    """Return the report of ranks, with metrics `pooled` over all pairs and `columns` that ranks do not tell."""
     requested = default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics
     names = check_names(requested, labelled=labels is not None)
     of_query = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names if name not in pooled)])

@@ -154,11 +154,7 @@ class Trainer:
             module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
 
     def forward(self, batch: Batch, shares: Shares | None = None) -> tuple[Float[Tensor, "image dim"], Tensor]:
-        """Return the embeddings of a batch's images, and the loss of the batch.
-
-        Args:
-            shares: what all processes have of the batch, where that is known: less is then exchanged.
-        """
+        """Return the embeddings of a batch's images, and its loss; `shares` spare processes an exchange."""
         for gather in self._gathers:
             gather.announced = shares
         references: dict[str, Tensor] = {}
@@ -270,14 +266,7 @@ def nearest_images(
     accelerator: Accelerator,
     config: Config,
 ) -> Int64[np.ndarray, "image count"]:
-    """Return the rows nearest to each training image, nearest first, the same in each process.
-
-    −1 where there are no more, and for images that could not be read. The processes share the embedding; the main one
-    searches with faiss, exactly up to float32.
-
-    Args:
-        training_images: returns them under the evaluation transform.
-    """
+    """Return the rows nearest to each training image, as the evaluation shows it, the nearest first, then −1."""
     data, device = training_images(), accelerator.device
     table = torch.full((len(data), count), -1)
     group = ProcessGroup(None)

@@ -73,10 +73,7 @@ def finding_of(
     *,
     check: str = "",
 ) -> Finding:
-    """Return the finding of some things by their names; where its kind has a fix it drops all their rows by default.
-
-    `check`: how it is called, by default as its kind; of nearly the same images the fix is "near-…".
-    """
+    """Return the finding of some things by their names; where its kind has a fix it drops all their rows by default."""
     advice = _ADVICE[kind]
     fix = advice.get("fix", "")
     if fix and check.startswith("nearly"):

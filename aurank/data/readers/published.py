@@ -97,13 +97,7 @@ class Location:
         class_names: Mapping[str, str] | None = None,
         pairs: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     ) -> Manifest:
-        """Return the manifest of some parts.
-
-        Args:
-            images: the folder that paths start from.
-            class_names: by label, where labels are ids.
-            pairs: `positives` and `ignored`, each of a row of the first part and a row of the second.
-        """
+        """Return the manifest of some parts; `pairs` are of rows of the first part and of the second."""
         rows = [row for part in parts for row in part]
         manifest = build_listed(self.benchmark.name, self.inside(images), rows, class_names=class_names)
         shift = np.array([0, len(parts[0])])

@@ -117,10 +117,7 @@ class Side:
 
 
 class ExactScores:
-    """Exact scores between positions of two sorted sides, and the features whose products are close to them.
-
-    A product of features is a score divided by `factor`, within `error`. Safe to call from several threads.
-    """
+    """Exact scores between positions of two sides, and features whose products are score / `factor` within `error`."""
 
     def __init__(
         self, problem: RetrievalProblem, queries: Order, gallery: Order, *, distance: str, compiled: bool = True

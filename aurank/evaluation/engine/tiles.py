@@ -53,10 +53,7 @@ class Tile:
 
 
 class Tiles:
-    """Tiles of a range of queries against the whole gallery, within `size` bytes: half for workers, half for panels.
-
-    `offset` cumulates the thresholds of queries. If `symmetric`, a tile serves both of its sides.
-    """
+    """Tiles of queries against the whole gallery; `offset` cumulates the thresholds of queries."""
 
     def __init__(
         self,

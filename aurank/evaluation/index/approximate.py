@@ -66,13 +66,7 @@ def index_report(
     device: torch.device | str | None = None,
     progress: ProgressCallback | None = None,
 ) -> Approximation:
-    """Return the metrics of an index by its lists, beside the exact ones.
-
-    Args:
-        exact: "mauprc" and each recall of the same problem.
-        index: a factory string to build it, or an Index that holds the gallery.
-        recall_at: the largest is the length of the lists.
-    """
+    """Return the metrics of an index, or of one built by a factory string, by its lists, beside `exact` ones."""
     gallery = problem.target
     depth = min(max(recall_at), len(gallery))
     before, measured = time.perf_counter(), {}

@@ -23,15 +23,7 @@ Scores = Float64[np.ndarray, "query _"]
 
 
 def processed_gallery(processing: PostProcessing, embeddings: np.ndarray) -> np.ndarray:
-    """Return the gallery rows that queries are compared with: after the steps that change rows, and augmented.
-
-    Raises:
-        UserError: the steps are not fitted, or expand queries by a gallery that is augmented only afterwards.
-
-    Example:
-        >>> processed_gallery(PostProcessing.parse("binary"), np.array([[3.0, -1.0]])).tolist()
-        [[1.0, -1.0]]
-    """
+    """Return the gallery rows that queries are compared with: after the steps that change rows, and augmented."""
     side_steps = [step for step in processing.steps if isinstance(step, SideStep)]
     augments = [isinstance(step, DatabaseAugmentation) for step in side_steps]
     if augments != sorted(augments, reverse=True):
@@ -80,14 +72,7 @@ class GallerySearch:
         among: Int64[np.ndarray, " row"] | None = None,
         exact: bool = False,
     ) -> tuple[Places, Scores]:
-        """Return the k nearest rows of each query and their scores in float64; -1 and NaN where there are fewer.
-
-        Args:
-            queries: embeddings before post-processing.
-            leave_out: the row that each query must not find, -1 for none.
-            among: the rows to search, by default all.
-            exact: search all rows although the index is approximate.
-        """
+        """Return rows and float64 scores of the k nearest, `among` some or all; -1 and NaN where there are fewer."""
         as_matrix(queries, side="query")
         require_same_width("query", queries.shape[1], "gallery", self.embeddings.shape[1])
         check_rows(queries, side="query", distance=self.index.distance)
@@ -142,13 +127,7 @@ class GallerySearch:
 def by_products(
     queries: np.ndarray, vectors: Any, depth: int, leave_out: np.ndarray, among: np.ndarray, *, distance: str
 ) -> Places:
-    """Return the nearest of some rows to each query, but its own, by all products; -1 after the end of a list.
-
-    Example:
-        >>> rows = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
-        >>> by_products(rows[:1], rows, 1, np.array([0]), np.arange(3), distance="cosine").tolist()
-        [[1]]
-    """
+    """Return the nearest of some rows to each query, but its own, by all products; -1 after the end of a list."""
     depth, left = min(depth, len(among)), scaled_rows(queries, distance)
     best, row = np.full((len(queries), 0), 0.0), np.full((len(queries), 0), -1)
     step = max(1, TILE // (len(queries) + queries.shape[1]))

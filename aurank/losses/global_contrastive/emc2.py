@@ -124,11 +124,7 @@ class Chains(nn.Module):
     def forward(
         self, pairs: Pairs, distance: BaseDistance, *, reencode: EmbedByIds | None, write: bool
     ) -> Float[Tensor, " query"]:
-        """Continue the chain of each query over its negatives in the batch; keep where they end if `write`.
-
-        Returns:
-            The mean similarity of each query to the states that its chain kept: the sampled part of Eq. 11.
-        """
+        """Continue each query's chain over its negatives; return the mean similarity to the states kept (Eq. 11)."""
         similarity, device = pairs.similarity.detach(), pairs.similarity.device
         score, column, inside, outside = self._start(pairs, distance, reencode)
         generator, number = self.random.on_device(device), similarity.shape[1]
