@@ -102,8 +102,8 @@ class ProcessGroup:
         """Return the rows of all processes, one after another; they have one type and width."""
         if self.size == 1:
             return rows
-        whole = torch.cat(list(self.parts(torch.as_tensor(rows))))
-        return whole if isinstance(rows, torch.Tensor) else whole.numpy()
+        joint = torch.cat(list(self.parts(torch.as_tensor(rows))))
+        return joint if isinstance(rows, torch.Tensor) else joint.numpy()
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors if self.size > 1 else ():

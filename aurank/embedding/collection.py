@@ -42,8 +42,8 @@ class CollectionRecord(GalleryRecord):
     model: dict[Literal["name", "weights_sha256", "preprocessing"], str]
 
 
-def is_collection(place: Path | str) -> bool:
-    return str(place).startswith(PREFIX)
+def is_collection(address: Path | str) -> bool:
+    return str(address).startswith(PREFIX)
 
 
 def image_ids(images: Table) -> Ids:

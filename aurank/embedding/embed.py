@@ -229,9 +229,9 @@ def gather_pieces(pieces: Sequence[Piece], chosen: np.ndarray, group: ProcessGro
             mask = chosen[each]
             embeddings[np.searchsorted(rows, each[mask])] = of_each[mask]
         return rows, embeddings
-    here = [np.empty((0, width), np.float32), *(of_each[chosen[each]] for each, of_each in pieces)]
+    local = [np.empty((0, width), np.float32), *(of_each[chosen[each]] for each, of_each in pieces)]
     start = 0
-    for part in group.parts(torch.from_numpy(np.concatenate(here))):
+    for part in group.parts(torch.from_numpy(np.concatenate(local))):
         embeddings[np.searchsorted(rows, all_rows[start : start + len(part)])] = part.numpy()
         start += len(part)
     return rows, embeddings

@@ -343,10 +343,10 @@ def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " k
     chosen = np.flatnonzero(array) if array.dtype == np.bool_ and array.shape == (rows,) else array
     left_out = integers_of(chosen, "rows in junk", None, remedy="give gallery rows, or a truth value for each")
     _check_rows(left_out, "junk", "gallery", rows)
-    kept = np.setdiff1d(np.arange(rows), left_out)
-    if not len(kept):
+    searched = np.setdiff1d(np.arange(rows), left_out)
+    if not len(searched):
         raise UserError(f"all {rows} gallery rows are junk: nothing is left to retrieve")
-    return kept
+    return searched
 
 
 def _check_rows(indices: Int64[np.ndarray, " index"], name: str, side: str, rows: int) -> None:

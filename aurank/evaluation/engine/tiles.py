@@ -107,7 +107,7 @@ class Tiles:
                     right = left
                 elif rows != right.rows:
                     right = self._panel(rows, gallery=True)
-                pairs = ((block, other) for block in queries for other in gallery)
+                pairs = ((block, gallery_block) for block in queries for gallery_block in gallery)
                 pairs = (pair for pair in pairs if not self.symmetric or pair[0].start <= pair[1].start)
                 tiles = [Tile(*pair, left, right) for pair in pairs]
                 for start in range(0, len(tiles), TILES * self.workers):
