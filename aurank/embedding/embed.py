@@ -109,11 +109,7 @@ def embed_rows(
 ) -> Piece:
     """Return the embeddings of the chosen rows of a data set; row i of the chosen is in batch i // `batch`.
 
-    Args:
-        batch: None takes what `choose_pace` finds.
-        bf16: let the model multiply in bfloat16, under autocast.
-        cache: what it holds is not embedded again, and every batch is added to it; skipped images are tried anew.
-        group: processes that share the batches; each calls this with the same model and images, and gets all rows.
+    Without `batch` it is what `choose_pace` finds. All processes of the `group` call this, and get all rows.
     """
     group = group or ProcessGroup(False)
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -184,13 +184,9 @@ def numbered(
     gather: Callable[..., list[Any]] = lambda value: [value],
     may_lack: bool = False,
 ) -> tuple[Integers | None, Integers | None, Shaped[np.ndarray, " name"] | None]:
-    """Return labels or ids of both sides with text as integers, and the names in the order of their numbers.
+    """Return labels or ids of both sides with text as integers, and their names in order; others as they came.
 
-    What is no text comes back as it came. `gather` is a process group's `all_gather`. With `may_lack` a value that is
-    missing (None, NaN, empty) is −1, as "-1" is.
-
-    Raises:
-        UserError: where only some are text, or one is missing ("", "nan").
+    With `may_lack` a missing value (None, NaN, empty) is −1. UserError where only some are text, or one is missing.
     """
 
     def text(values: Integers | None) -> Shaped[np.ndarray, "..."] | None:

@@ -74,11 +74,7 @@ def split_labels(
     *,
     seeds: Sequence[int] | None = None,
 ) -> tuple[list[tuple[int, np.ndarray, np.ndarray]], list[str]]:
-    """Return for each seed the rows that train and those that test, and notes; UserError if no probe is possible.
-
-    With `test_labels`, all of `labels` train and the test rows of their classes test. Without, each seed draws half of
-    the rows of every class for training (the larger half of an odd number), and the rest test.
-    """
+    """Return for each seed the rows that train and test, halves of each class without `test_labels`, and notes."""
     tested, least = (labels, 2) if test_labels is None else (test_labels, 1)
     names, counts = np.unique(labels, return_counts=True)
     names, counts = names[counts >= least], counts[counts >= least]

@@ -235,8 +235,7 @@ def reencode(
 ) -> Float[Tensor, "image dim"]:
     """Return the embeddings of training images by their rows, not augmented, with the current weights.
 
-    The encoder keeps its mode and buffers, and every random generator its state. Batch norms in training mode take
-    their statistics over the images asked for; a single image, which has none, is doubled.
+    The encoder keeps its mode and buffers, random generators their state; a batch norm gets a single image twice.
     """
     device = next(encoder.parameters()).device
     if not len(ids):
@@ -292,10 +291,7 @@ def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Cal
 
 
 def start_projection(encoder: Encoder, config: Config, training_images: Callable[[], ImageDataset]) -> None:
-    """Give a linear projection the first weights that model.head_start names; all processes call it.
-
-    The principal components are those of the pooled features of at most `PCA_ROWS` training images.
-    """
+    """Give a linear projection the first weights that model.head_start names; all processes call it."""
     head, start = encoder.head, config.model.head_start
     if not isinstance(head, nn.Linear) or config.model.init_from is not None:
         return

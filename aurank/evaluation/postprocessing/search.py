@@ -43,19 +43,7 @@ def processed_gallery(processing: PostProcessing, embeddings: np.ndarray) -> np.
 class GallerySearch:
     """The search for the nearest rows of a gallery, as `PostProcessing.apply` would find them.
 
-    Args:
-        index: over `vectors`.
-        embeddings: of the gallery, by the ids of the index, before post-processing: an array, or what fetches them.
-        vectors: the result of `processed_gallery`; without post-processing the embeddings.
-        processing: of the queries.
-
-    Example:
-        >>> from aurank.evaluation import Index
-        >>> gallery = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
-        >>> search = GallerySearch(Index.build(gallery, device="cpu"), gallery, gallery)
-        >>> row, score = search.nearest(np.array([[0.0, 2.0]]), 2)
-        >>> row.tolist(), score.round(6).tolist()
-        ([[2, 1]], [[1.0, 0.8]])
+    `embeddings` are those before post-processing, by the ids of the index, or what fetches them; `vectors` those after.
     """
 
     index: SearchIndex
