@@ -361,11 +361,7 @@ KINDS: dict[str, Kind] = {
         ),
         "arrays",
     ),
-    "report": Kind(
-        _reports,
-        ("compare reports/a.json reports/b.json --resamples 100",),
-        "reports",
-    ),
+    "report": Kind(_reports, ("compare reports/a.json reports/b.json --resamples 100",), "reports"),
     "faiss": Kind(_faiss, (_search,), "faiss", is_sealed=True),
     "index": Kind(
         _image_index,
@@ -378,12 +374,7 @@ KINDS: dict[str, Kind] = {
         "index",
         is_sealed=True,
     ),
-    "parts": Kind(
-        _parts,
-        (f"={_EVALUATE}embeddings:parts --split all",),
-        "parts",
-        is_sealed=True,
-    ),
+    "parts": Kind(_parts, (f"={_EVALUATE}embeddings:parts --split all",), "parts", is_sealed=True),
     "cache": Kind(
         _cache,
         (f"=evaluate --out out --no-report --overwrite --cache cache --model {_MODEL} --data folder:photos",),
@@ -414,11 +405,7 @@ KINDS: dict[str, Kind] = {
         is_sealed=True,
     ),
     "lines": Kind(_benchmark, (lambda: read_tables(Path("out/lines.jsonl")),), "out/lines.jsonl"),
-    "units": Kind(
-        _benchmark,
-        ("benchmark spec.yaml --out out",),
-        "out/units",
-    ),
+    "units": Kind(_benchmark, ("benchmark spec.yaml --out out",), "out/units"),
     "search": Kind(_tuned, ("tune head.yaml --out search --folds 2 --trials 3",), "search"),
     "mined": Kind(
         _mined,
