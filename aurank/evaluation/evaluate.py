@@ -1,7 +1,7 @@
 """One call from embeddings and labels to a report."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -15,7 +15,7 @@ from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import pooled_metrics
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, query_columns
-from aurank.evaluation.index.approximate import index_report
+from aurank.evaluation.index.approximate import describe_index, index_report
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.inputs import (
     Devices,
@@ -294,8 +294,7 @@ def evaluate(
         exact |= {f"recall@{k}": mean((report.per_query["first_rank"] <= k).astype(np.float64)) for k in index_cuts}
         how: dict[str, Any] = {"ties": ties, "distance": distance, "device": first, "progress": progress}
         near = index_report(problem, exact, index=index, recall_at=index_cuts, **how)
-        content = {**asdict(near), "neighbour_recall": {str(k): value for k, value in near.neighbour_recall.items()}}
-        report = replace(report, approximation=content, notes=[*report.notes, str(near)])
+        report = replace(report, approximation=near, notes=[*report.notes, describe_index(near)])
     return replace(report, notes=[*report.notes, *remarks])
 
 

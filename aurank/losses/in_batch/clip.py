@@ -57,7 +57,17 @@ class CLIPLoss(PairLoss):
         return cross_entropy(pairs, self.temperature()) / (1 + self.two_way)
 
 
-class SigLIPLoss(PairLoss, FullPrecision):
+class Bias(FullPrecision):
+    def __init__(self, start: Number, *, learnable: bool) -> None:
+        super().__init__()
+        self.start = require_number("bias", start, "(-inf, inf)")
+        self.parameter = nn.Parameter(torch.tensor(self.start)) if learnable else None
+
+    def forward(self) -> Float[Tensor, ""] | float:
+        return self.start if self.parameter is None else self.parameter * 1
+
+
+class SigLIPLoss(PairLoss):
     """The sum of −log sigmoid(z·(s/τ + b)) over all pairs, divided by the batch; z = 1 for rows of one label, else −1.
 
     In its standard form, not in similarity units. Where the sides differ in number, the sum is divided by the one and
@@ -95,11 +105,10 @@ class SigLIPLoss(PairLoss, FullPrecision):
         super().__init__(**options)
         self.two_way = two_way
         self.temperature = Temperature(temperature, learnable=learnable, bounds=temperature_bounds, scale="log")
-        start = require_number("bias", bias, "(-inf, inf)")
-        self.bias = nn.Parameter(torch.tensor(start)) if learnable else start
+        self.bias = Bias(bias, learnable=learnable)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        logits = pairs.similarity / self.temperature() + self.bias
+        logits = pairs.similarity / self.temperature() + self.bias()
         losses = nn.functional.softplus(torch.where(pairs.positive, -logits, logits))
         losses = losses if pairs.weight is None else losses * pairs.weight.masked_fill(~pairs.positive, 1)
         return losses.masked_fill(~(pairs.positive | pairs.negative), 0).sum(dim=1) / (1 + self.two_way)
