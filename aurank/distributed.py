@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -76,10 +76,6 @@ class ProcessGroup:
         if self.size > 1:
             dist.all_gather_object(gathered, value)
         return gathered
-
-    def in_first(self, work: Callable[[], Item]) -> Item:
-        """Return in all processes what `work` returns in the first."""
-        return self.all_gather(work() if self.rank == 0 else None)[0]  # type: ignore[return-value]  # of rank 0
 
     def all_reduce(self, counts: Integer[np.ndarray, " count"]) -> None:
         if self.size > 1:

@@ -254,10 +254,7 @@ _TENSOR = "$tensor"  # in a bundle's JSON, {"$tensor": NAME} stands for a tensor
 
 
 def write_bundle(path: Path, content: Mapping[str, Any], title: str) -> None:
-    """Write nested dicts and lists of plain values, tensors and arrays as one safetensors file.
-
-    Tensors are named by their path ("encoder/head.weight"); the header has the rest as JSON, and the SHA-256 of both.
-    """
+    """Write nested plain values as JSON in the header of a safetensors file, and tensors in it, with a SHA-256."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_taken_out(content, "", tensors))
     about = {"aurank": title, "content": text, "sha256": _bundle_sha256(text, tensors)}

@@ -103,9 +103,12 @@ def argsort_map(queries: Tensor, labels: Tensor, block: int = 1000) -> float:
     return total / len(queries)
 
 
-def turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def show_turns(title: str, steps: dict[str, Callable[[], object]], repeats: int) -> None:
     times = [[seconds(step) for step in steps.values()] for _ in range(repeats + 1)][1:]
-    return dict(zip(steps, map(statistics.median, zip(*times, strict=True)), strict=True))
+    result = dict(zip(steps, map(statistics.median, zip(*times, strict=True)), strict=True))
+    print(title)
+    for name, value in result.items():
+        print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
 
 
 def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
@@ -129,10 +132,7 @@ def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
         steps["aurank, the core alone"] = core
     if given.argsort:
         steps["argsort"] = lambda: found.update(argsort=argsort_map(vectors, labels))
-    result = turns(steps, given.repeats)
-    print(f"{text}: {rows:,} rows of {vectors.shape[1]}, the set its own gallery")
-    for name, value in result.items():
-        print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
+    show_turns(f"{text}: {rows:,} rows of {vectors.shape[1]}, the set its own gallery", steps, given.repeats)
     exact = found["aurank"]
     if "core" in found:
         alike = all(
@@ -150,10 +150,7 @@ def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
                 vectors[:half], labels[:half], vectors[half:], labels[half:], max_memory=given.max_memory
             ),
         }
-        result = turns(split, given.repeats)
-        print(f"{half:,} queries, a gallery of {rows - half:,} others")
-        for name, value in result.items():
-            print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
+        show_turns(f"{half:,} queries, a gallery of {rows - half:,} others", split, given.repeats)
 
 
 def pml(vectors: Tensor, labels: Tensor) -> float:

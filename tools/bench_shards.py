@@ -11,12 +11,11 @@ pages of the mapped files, which the system takes back when it needs them, are n
 import multiprocessing
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from measuring import parser_of, resident_megabytes
+from measuring import parser_of, resident_megabytes, timed
 
 from aurank.data.shards import ShardWriter
 
@@ -82,9 +81,7 @@ def measured(name: str, folder: Path) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    start = time.perf_counter()
-    said = STEPS[name](folder)
-    seconds = time.perf_counter() - start
+    (seconds, _), said = timed(STEPS[name], folder)
     ended.set()
     watcher.join()
     own, resident = max(0.0, peak - before), resident_megabytes("VmHWM")

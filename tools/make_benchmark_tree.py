@@ -135,11 +135,8 @@ def vehicleid(about: Benchmark, share: float, chance: CHANCE) -> Tree:
     return Tree("VehicleID_V1.0", images, texts)
 
 
-TREES: dict[str, Callable[[Benchmark, float, CHANCE], Tree]] = {
-    "sop": sop,
-    "inaturalist2018": inaturalist2018,
-    "vehicleid": vehicleid,
-}
+Make = Callable[[Benchmark, float, CHANCE], Tree]
+TREES: dict[str, Make] = {"sop": sop, "inaturalist2018": inaturalist2018, "vehicleid": vehicleid}
 
 
 def pictures(tree: Tree, pixels: int, chance: CHANCE) -> Iterator[tuple[str, bytes]]:

@@ -194,7 +194,8 @@ def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **opt
     if group.size == 1:
         return measure(**options)
     if measured_alone(**options):
-        return group.in_first(lambda: measure(**{**options, "distributed": False}))
+        alone = measure(**{**options, "distributed": False}) if group.rank == 0 else None
+        return group.all_gather(alone)[0]  # type: ignore[return-value]  # of the first
     return measure(**{**options, "distributed": None})
 
 

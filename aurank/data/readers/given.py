@@ -101,18 +101,15 @@ def _labels(dataset: Any, key: Any) -> list[Label]:
 
 def _item(dataset: Any, row: int, key: Any, where: str) -> Any:
     with _reading, reading(where, "an item of a data set", remedy="mend the data set"):
-        return _pixels(dataset[row][key])
-
-
-def _pixels(image: Any) -> Any:
-    if isinstance(image, Image.Image):
-        return to_pixels(image, None)
-    if hasattr(image, "permute"):  # a tensor: torch is not imported here, where commands begin
-        if image.is_floating_point():
-            if not (image.min() >= 0 and image.max() <= 1):
-                raise UserError("its numbers are not from 0 to 1; leave out the normalisation of the data set")
-            image = (image * 255).round().byte()
-        image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
-    if not isinstance(image, np.ndarray):
-        raise UserError(f"it is a {type(image).__name__}, expected an image of Pillow, an array or a tensor")
-    return image
+        image = dataset[row][key]
+        if isinstance(image, Image.Image):
+            return to_pixels(image, None)
+        if hasattr(image, "permute"):  # a tensor: torch is not imported here, where commands begin
+            if image.is_floating_point():
+                if not (image.min() >= 0 and image.max() <= 1):
+                    raise UserError("its numbers are not from 0 to 1; leave out the normalisation of the data set")
+                image = (image * 255).round().byte()
+            image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
+        if not isinstance(image, np.ndarray):
+            raise UserError(f"it is a {type(image).__name__}, expected an image of Pillow, an array or a tensor")
+        return image
