@@ -155,7 +155,7 @@ def _changed(config: Config, *overrides: str) -> Config:
 
 def _with_interval(ap: np.ndarray, queries: np.ndarray) -> tuple[float, float, float]:
     """Return the mean over queries and its 95 % interval over classes."""
-    answer = SeedsAndClasses(queries).answer(ap[None])
+    answer = SeedsAndClasses(queries.astype(np.float64)).answer(ap[None])
     return answer.mean, *(answer.interval or (answer.mean, answer.mean))
 
 
