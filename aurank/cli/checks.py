@@ -71,10 +71,7 @@ def check_images(images: "ImageSelection") -> None:
 
 def check_overrides(data: str, overrides: Sequence[str]) -> None:
     """Raise UserError for overrides of images, READER:PATH or a configuration, that nobody knows."""
-    from aurank.config import Config
     from aurank.embedding.settings import read_data
-    from aurank.training.components import read_config
 
     with warnings.catch_warnings(action="ignore"):  # the command itself warns
-        if isinstance(read_data(data, overrides), Config):
-            read_config(data, overrides)
+        read_data(data, overrides)

@@ -9,7 +9,6 @@ from jaxtyping import Bool, Int64
 
 from aurank.arrays import select_rows
 from aurank.commands.run_options import RunOptions, prepare_model
-from aurank.config import Config
 from aurank.data import Manifest
 from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
@@ -126,8 +125,6 @@ def examine_data(
     """
     running, config = running or RunOptions(), read_data(data, overrides)
     section = config.data
-    if model is not None and isinstance(config, Config):
-        raise UserError(f"--model goes with data named as READER:PATH, such as folder:photos; got {data}")
     manifest = read_manifest(section, seed=config.seed, dataset=data if isinstance(data, Manifest) else None)
     if out is not None:
         require_table(manifest)
@@ -137,7 +134,7 @@ def examine_data(
     candidates = None
     if model is not None:
         # Of the originals, whatever was prepared of them, and of all splits.
-        unprepared = [each for each in overrides if not each.startswith(("data.prepared=", "seed="))]
+        unprepared = [each for each in overrides if each.startswith("data.") and "data.prepared=" not in each]
         images = ImageSelection(data, next(iter(manifest.split_sizes)), overrides=[*unprepared, "data.on_error=skip"])
         embedded, notes = prepare_model(model, images, running).embed(each_image_once(manifest))
         running.tell(*notes[1:])

@@ -70,9 +70,8 @@ def write_first_configuration(
     folder, out = Path(images), Path(out)
     require_writable(out, suffix=".yaml")
     require_absent(out, overwrite=overwrite)
-    changes = [override for override in overrides if override.startswith("data.")]
     reader = "table" if folder.suffix in (".csv", ".parquet", ".pq") else "folder"
-    config = read_data_config(located(f"{reader}:{folder}"), changes)
+    config = read_data_config(located(f"{reader}:{folder}"), [each for each in overrides if each.startswith("data.")])
     manifest, config = _read_folders(config) if config.name == "folder" else (read_whole(config), config)
     if manifest.texts is not None:
         raise UserError(f"{folder} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")

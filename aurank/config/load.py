@@ -67,8 +67,7 @@ def load_config(
     is_config = schema in (Config, DataSection)
     try:
         tree = to_jsonable_python(source) if isinstance(source, dict) else read_mapping(Path(source), origins)
-        if schema is DataSection and tree.keys() - schema.model_fields:
-            schema = Config
+        schema = Config if schema is DataSection and tree.keys() - schema.model_fields else schema
         dropped = _apply_overrides(tree, [overrides] if isinstance(overrides, str) else overrides, origins)
         tree = {section: value for section, value in tree.items() if value is not None}
         if schema is Config and _lookup(tree, "data.name") == EMBEDDINGS and isinstance(tree.get("model", {}), dict):

@@ -48,8 +48,7 @@ def align(old: Path, new: Path, *, out: Path) -> str:
     for strength in (None, 0.01, 0.1, 1.0):  # of ridge; None: Procrustes
         mapped = x[held_out] @ fit_map(x[~held_out], y[~held_out], strength).T
         scores[strength] = evaluate(y[held_out], labels[held_out], mapped, labels[held_out]).mauprc
-    matrix = fit_map(x, y, max(scores, key=scores.__getitem__))
-    write_bundle(out, {"matrix": matrix, "images": images}, _MAP)
+    write_bundle(out, {"matrix": fit_map(x, y, max(scores, key=scores.__getitem__)), "images": images}, _MAP)
     tried = ", ".join(f"{f'ridge {name}' if name else 'Procrustes'} {score:.4f}" for name, score in scores.items())
     kind = " of split train" if training else ", none of split train, so these are not to measure the map on"
     return f"{len(x):,} images{kind}; mAUPRC of {held_out.sum():,} of them held out: {tried}"

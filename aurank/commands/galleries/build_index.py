@@ -103,8 +103,7 @@ def build_index(
         else:
             mapped = mapped_rows(gallery_embeddings, map_file, manifest.regions)[1]
             if mapped.shape[1] != width:
-                mismatch = f"rows of {gallery_embeddings} {mapped.shape[1]} wide, and the model's are {width}"
-                raise UserError(f"the index would hold {mismatch}: give --map what aurank align fitted to this model")
+                raise UserError(f"{gallery_embeddings}: {mapped.shape[1]} wide, the model {width}: map by aurank align")
             embedded, notes = described(manifest, np.arange(len(manifest)), mapped), []
         running.tell(*prepared.remarks, *notes[1:])
         if not is_first:
