@@ -108,13 +108,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     few = ImageSelection(f"folder:{folder / 'photos'}")
     export_model(str(folder / "runs/soprc/best"), "hf", folder / "exported/timm", images=few)
     write_averaged(folder / "runs")
-    for name, run in {
-        "mine": "soprc",
-        "mine-adapted": "soprc",
-        "finetuned": "soprc",
-        "people": "soprc",
-        "pairs": "text_sogclr",
-    }.items():
+    for name, run in {"mine": "soprc", "finetuned": "soprc", "people": "soprc", "pairs": "text_sogclr"}.items():
         (folder / "runs" / name).symlink_to(folder / "runs" / run)
     images = ImageSelection(f"folder:{folder / 'photos'}", split="all", overrides=["data.params.test_fraction=0.5"])
     embed_model("timm:test_resnet,pretrained=false,input_size=32", images).save(folder / "features.npz")
