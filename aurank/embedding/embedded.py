@@ -69,11 +69,14 @@ class Embedded:
         if self.super_labels is not None:
             above = {"super_labels": self.super_labels[query]}
             above |= {} if gallery is None else {"gallery_super_labels": self.super_labels[gallery]}
-        report = evaluate(**self._question(), **above, **options)
+        question, positives = self._question(), options.get("positives")
+        if "positives" in question and positives is not None:
+            raise UserError(f"positives={positives} compares labels, but these data list which images belong together")
+        report = evaluate(**{**question, **above, **options})
         if lists and group.rank == 0:
             device = choose_devices(options.get("device"), self.embeddings)[0]
             how = {name: options[name] for name in ("distance", "max_memory", "progress") if name in options}
-            near = nearest_rows(self.problem(), lists, device=device, **how)
+            near = nearest_rows(self.problem(positives), lists, device=device, **how)
             report = replace(
                 report, neighbours=near, gallery={"label": self.labels if gallery is None else self.labels[gallery]}
             )
@@ -124,10 +127,10 @@ class Embedded:
                 changed[name] = values[rows]
         return replace(self, **changed)
 
-    def problem(self) -> RetrievalProblem:
+    def problem(self, positives: Any = None) -> RetrievalProblem:
         if self.multi_label:
             question = self._question()
-            pairs = matched(question.pop("labels"), question.pop("gallery_labels", None), "any")[1]
+            pairs = matched(question.pop("labels"), question.pop("gallery_labels", None), positives)[1]
             return RetrievalProblem(**question, positives=pairs)
         _, labels = np.unique(self.labels, return_inverse=True)
         return RetrievalProblem(**replace(self, labels=labels)._question())
@@ -137,7 +140,8 @@ class Embedded:
 
         Of more than eight groups those with the most rows are taken.
         """
-        how = {name: options[name] for name in ("distance", "ties", "max_memory", "device") if name in options}
+        settings = ("distance", "ties", "max_memory", "device", "positives")
+        how = {name: options[name] for name in settings if name in options}
         groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)
         groups = np.sort(groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]])
         pairs = []
@@ -188,7 +192,7 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("recall_at", "ties", "max_memory", "metrics")
+    names = ("recall_at", "ties", "max_memory", "metrics", "positives")
     options: dict[str, Any] = {name: settings[name] for name in names if settings.get(name) is not None}
     return options | ({"metrics": ("mauprc", *options["metrics"])} if "metrics" in options else {})
 
@@ -207,7 +211,8 @@ def measured_alone(**options: Any) -> bool:
 
 
 def two_way_options(config: Config) -> dict[str, Any]:
-    return {name: value for name, value in evaluation_options(config).items() if name not in ("recall_at", "metrics")}
+    of_images = ("recall_at", "metrics", "positives")
+    return {name: value for name, value in evaluation_options(config).items() if name not in of_images}
 
 
 def trial_of(manifest: Manifest) -> Embedded:

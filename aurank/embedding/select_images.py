@@ -86,7 +86,7 @@ def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
 
 def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
     listed, labels = manifest.positives, manifest.labels
-    if listed is None and manifest.most_alike(manifest.class_counts).max() < 2:
+    if listed is None and manifest.num_alike(manifest.class_counts).max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
         raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
     if pooled:

@@ -78,7 +78,7 @@ class Task:
         manifest, readable = data.manifest, _readable(data)
         query, gallery = manifest.is_query & readable, manifest.is_gallery & readable
         counts = np.bincount(manifest.labels[gallery], minlength=len(manifest.classes))
-        positives = manifest.most_alike(counts)[manifest.labels] - gallery
+        positives = manifest.num_alike(counts)[manifest.labels] - gallery
         with_positive = np.flatnonzero(query & (positives > 0))
         if len(with_positive) == 0:
             raise UserError(
@@ -86,9 +86,8 @@ class Task:
                 "another image of its class in the gallery; check the data with aurank doctor, or split it otherwise"
             )
         first = int(with_positive[0])
-        same = manifest.labels == manifest.labels[first]
-        if (sets := manifest.class_sets) is not None:
-            same = (sets & sets[manifest.labels[first]]).any(axis=1)[manifest.labels]
+        one = np.bincount(manifest.labels[[first]], minlength=len(manifest.classes))
+        same = manifest.num_alike(one)[manifest.labels] > 0
         other_classes = np.flatnonzero((query | gallery) & ~same)
         partner = next(row for row in np.flatnonzero(gallery & same).tolist() if row != first)
         return [first, partner, *other_classes[: most - 2].tolist()]
