@@ -348,11 +348,11 @@ def single_labels(classes: Iterable[str]) -> tuple[str, ...]:
 
 
 def count_labels(rows: Any) -> str:
-    """Return the number of classes of a `Manifest` or of `Embedded` rows, "10 classes"; of combined labels "4 labels"."""
+    """Return of how many classes a `Manifest` or `Embedded` is, or of how many labels, where a class combines some."""
     labels = np.unique(rows.labels)
-    is_multi_label = rows.multi_label and rows.classes is not None
-    names = single_labels(np.asarray(rows.classes)[labels].tolist()) if is_multi_label else labels
-    return f"{len(names):,} {'labels' if is_multi_label else 'classes'}"
+    if not rows.multi_label or rows.classes is None:
+        return f"{len(labels):,} classes"
+    return f"{len(single_labels(np.asarray(rows.classes)[labels].tolist())):,} labels"
 
 
 def by_ending(names: Iterable[str]) -> str:

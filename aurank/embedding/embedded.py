@@ -85,11 +85,9 @@ class Embedded:
             report = replace(report, notes=[*report.notes, note])
         classes = None if self.classes is None else self.classes[self.labels]
         columns = (self.paths, classes, group_texts(self.groups, self.group_names))
-        names: dict[str, Any] = {}
-        if gallery is not None:
-            keys = ("gallery_paths", "gallery_classes", "gallery_groups")
-            pairs = zip(keys, columns, strict=True)
-            names = {key: None if column is None else column[gallery] for key, column in pairs}
+        keys = ("gallery_paths", "gallery_classes", "gallery_groups")
+        named = zip(keys, columns, strict=True) if gallery is not None else ()
+        names = {key: column[gallery] for key, column in named if column is not None}
         return report.named(*(None if column is None else column[query] for column in columns), **names)
 
     @property

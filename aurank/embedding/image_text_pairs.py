@@ -107,8 +107,7 @@ def texts_of(manifest: Manifest) -> tuple[str, ...]:
         remedy = "read a table with a column text, filled in each row (data.name=table)"
         raise UserError(f"{manifest.name} has no texts: {remedy}")
     if manifest.multi_label:
-        remedy = "give each one, or no column label: equal texts then belong together"
-        raise UserError(f"{manifest.name} has images of several labels, and texts take one: {remedy}")
+        raise UserError(f"{manifest.name} has several labels for an image, and texts go by one: give one, or none")
     return manifest.texts
 
 

@@ -14,7 +14,7 @@ from aurank.embedding.image_selection import ALL, ImageSelection, data_folder, l
 from aurank.embedding.image_text_pairs import WITH_TEXTS
 from aurank.embedding.settings import read_data_config, read_trained
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import matching_ranges, require_room
+from aurank.evaluation.engine.problem import require_room
 
 _HELD_OUT = ("validation_fraction", "validation_by")  # keys that choose the validation images
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
@@ -91,8 +91,8 @@ def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
         raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
     if pooled:
         query, gallery = manifest.is_query, manifest.is_gallery
-        start, stop = matching_ranges(labels[query], np.sort(labels[gallery]))
-        count = int((stop - start).sum()) - int((query & gallery).sum())
+        positives = manifest.num_alike(np.bincount(labels[gallery], minlength=len(manifest.classes)))
+        count = int(positives[labels[query]].sum()) - int((query & gallery).sum())
         require_room(count if listed is None else len(listed))
 
 

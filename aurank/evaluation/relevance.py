@@ -164,8 +164,8 @@ def matched(
     if labels is None or relevance is not None:
         raise UserError("positives compares labels: give labels, and no relevance, which grades pairs of rows")
     if callable(positives):
-        given = [side.has.toarray() > 0 for side in sets] or [as_plain(side, "labels") for side in sides]
-        return sets, *_pairs(positives, given[0], given[-1])
+        compared = [side.has.toarray() > 0 for side in sets] or [as_plain(side, "labels") for side in sides]
+        return sets, *_pairs(positives, compared[0], compared[-1])
     return sets, *(_pairs(positives or "jaccard", sets[0].has, sets[-1].has) if sets else (None, None))
 
 

@@ -96,11 +96,8 @@ def build_index(
         about: dict[str, Any] = {"distance": distance, "sources": [describe_source(manifest.source)], "seed": seed}
         if folder is None and is_first:  # another model is refused before it embeds
             blank = np.zeros((1, 32, 32, prepared.model.channels), np.uint8)
-            about |= {
-                "dim": prepared.model.encode(blank).shape[1],
-                "factory": factory,
-                "multi_label": manifest.multi_label,
-            }
+            about |= {"dim": prepared.model.encode(blank).shape[1], "factory": factory}
+            about |= {"multi_label": True} if manifest.multi_label else {}
             filling = CollectionRows.make(str(out), prepared.model, about, overwrite=overwrite)
         if gallery_embeddings is None:
             embedded, notes = prepared.embed()
