@@ -25,7 +25,9 @@ from aurank.errors import UserError
 from aurank.losses import (
     LOSSES,
     MINERS,
+    CompatibleLoss,
     CrossBatchMemory,
+    DistillLoss,
     HierarchicalAPLoss,
     InfoNCELoss,
     MultipleLosses,
@@ -288,6 +290,21 @@ def test_losses_of_pml_take_the_pairs_of_sets(name: str, positives: str | float)
         arbitrary = {} if others is None else {"ref_emb": leaves[1], "ref_labels": torch.arange(11)}
         expected = LOSSES[name]()(leaves[0], torch.arange(14), pairs, **arbitrary)
         assert value.item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("positives", MODES)
+def test_old_rows_are_positive_by_sets_and_a_teacher_asks_for_no_labels(positives: str | float) -> None:
+    saved, leaf, ids = rows(20, 5).detach(), rows(14, 0), torch.arange(14) + 3
+    loss = CompatibleLoss(saved, positives=positives).double()
+    relation = label_sets.relate(QUERY, QUERY, positives=positives)  # an image's own old row is positive
+    similarity = oracles.cosine(leaf, loss.saved[ids])
+    expected = oracles.mean(label_sets.cross_entropy(similarity, relation, temperature=0.1))
+    check_equal(loss(leaf, matrix(QUERY), ids=ids), expected, leaf)
+    integers = torch.arange(14) % CLASSES
+    of_sets, of_integers = (loss(leaf, each, ids=ids) for each in (one_hot(integers, CLASSES).bool(), integers))
+    assert of_sets == of_integers
+    teacher = DistillLoss(saved).double()
+    assert teacher(leaf, matrix(QUERY), ids=ids) == teacher(leaf, integers, ids=ids)
 
 
 def test_a_sum_asks_the_miner_about_each_loss_s_positives_and_passes_sets() -> None:
