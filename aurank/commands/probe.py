@@ -60,8 +60,7 @@ def probe_model(
         require_one_of(PROTOCOLS, protocol=name)
     kind, file = split_name(model)
     if kind == "embeddings" and images.given:
-        reason = "saved embeddings bring their own labels"
-        raise UserError(f"{images.given[0]} has no use with --model {model}: {reason}")
+        raise UserError(f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels")
     prepared = None if kind == "embeddings" else prepare_model(model, images, running, labels=labels)
     rows: Any = Embedded.load(Path(file), labels) if prepared is None else prepared.dataset.manifest
     if rows.multi_label:

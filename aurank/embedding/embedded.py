@@ -69,14 +69,11 @@ class Embedded:
         if self.super_labels is not None:
             above = {"super_labels": self.super_labels[query]}
             above |= {} if gallery is None else {"gallery_super_labels": self.super_labels[gallery]}
-        question, positives = self._question(), options.get("positives")
-        if "positives" in question and positives is not None:
-            raise UserError(f"positives={positives} compares labels, but these data list which images belong together")
-        report = evaluate(**{**question, **above, **options})
+        report = evaluate(**{**self._question(), **above, **options})
         if lists and group.rank == 0:
             device = choose_devices(options.get("device"), self.embeddings)[0]
             how = {name: options[name] for name in ("distance", "max_memory", "progress") if name in options}
-            near = nearest_rows(self.problem(positives), lists, device=device, **how)
+            near = nearest_rows(self.problem(options.get("positives")), lists, device=device, **how)
             report = replace(
                 report, neighbours=near, gallery={"label": self.labels if gallery is None else self.labels[gallery]}
             )
@@ -128,8 +125,9 @@ class Embedded:
     def problem(self, positives: Any = None) -> RetrievalProblem:
         if self.multi_label:
             question = self._question()
-            pairs = matched(question.pop("labels"), question.pop("gallery_labels", None), positives)[1]
-            return RetrievalProblem(**question, positives=pairs)
+            rule = question.pop("positives", None) if positives is None else positives
+            pairs = matched(question.pop("labels"), question.pop("gallery_labels", None), rule)[1]
+            return RetrievalProblem(**{**question, "positives": pairs})
         _, labels = np.unique(self.labels, return_inverse=True)
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
@@ -138,8 +136,7 @@ class Embedded:
 
         Of more than eight groups those with the most rows are taken.
         """
-        settings = ("distance", "ties", "max_memory", "device", "positives")
-        how = {name: options[name] for name in settings if name in options}
+        how = {key: options[key] for key in ("distance", "ties", "positives", "max_memory", "device") if key in options}
         groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)
         groups = np.sort(groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]])
         pairs = []
@@ -198,19 +195,14 @@ def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **options: Any) -> Result:
     if group.size == 1:
         return measure(**options)
-    if measured_alone(**options):
+    by_one = any(options.get(name) for name in ("index", "postprocess", "codes"))
+    if by_one or hierarchical_names(options.get("metrics")):
         return group.in_first(lambda: measure(**{**options, "distributed": False}))
     return measure(**{**options, "distributed": None})
 
 
-def measured_alone(**options: Any) -> bool:
-    by_one = any(options.get(name) for name in ("index", "postprocess", "codes"))
-    return by_one or bool(hierarchical_names(options.get("metrics")))
-
-
 def two_way_options(config: Config) -> dict[str, Any]:
-    of_images = ("recall_at", "metrics", "positives")
-    return {name: value for name, value in evaluation_options(config).items() if name not in of_images}
+    return {"ties": config.evaluate.ties, "max_memory": config.evaluate.max_memory, "distributed": False}
 
 
 def trial_of(manifest: Manifest) -> Embedded:

@@ -155,8 +155,7 @@ def matched(
         with suppress(ValueError):  # a terminal gives a number as text
             positives = float(positives)
         if not isinstance(positives, float) or not 0 < positives <= 1:
-            expected = "any, equal, jaccard or a least Jaccard index in (0, 1]"
-            raise UserError(f"positives must be {expected}, a function or pairs of rows; got {positives!r}")
+            raise UserError(f"positives must be any, equal, jaccard or a Jaccard index in (0, 1]; got {positives!r}")
     sides = [side for side in (labels, gallery_labels) if side is not None]
     sets, is_rule = label_sets(*sides), isinstance(positives, str | Real) or callable(positives)
     if not is_rule and (not sets or positives is not None):

@@ -78,16 +78,14 @@ class Inputs:
             try:
                 return replace(self, indices_tuple=self.indices_tuple(query, labels, *references))
             except UserError:  # it needs one label a row: each query is asked for alone, its positives being of class 1
-                by_query = []
+                pairs = []
             for row, same in enumerate(labels.same.long()):
                 column = torch.arange(len(reference), device=query.device)
                 column = column[column != row] if self.is_self_set else column
                 mined = self.indices_tuple(query[row : row + 1], same.new_ones(1), reference[column], same[column])
                 sides = enumerate(mined)  # queries are in 0 of three, in 0 and 2 of four
-                by_query.append(
-                    [part + row if side in (0, 2)[: len(mined) - 2] else column[part] for side, part in sides]
-                )
-        return replace(self, indices_tuple=[torch.cat(parts) for parts in zip(*by_query, strict=True)])
+                pairs.append([part + row if side in (0, 2)[: len(mined) - 2] else column[part] for side, part in sides])
+        return replace(self, indices_tuple=[torch.cat(parts) for parts in zip(*pairs, strict=True)])
 
 
 def read_inputs(

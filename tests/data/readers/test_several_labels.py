@@ -151,9 +151,9 @@ def test_a_separator_that_no_label_holds_is_told(tmp_path: Path) -> None:
     for labels, sign in ((["a;b", "a", "b", "c"], "|"), ([1, 2, 2, 1], ";")):
         with pytest.warns(AurankWarning, match=re.escape(f"table: no label holds the separator {sign!r}")):
             from_table(pa.table(columns(tmp_path, labels)), root=tmp_path, separator=sign)
+    texts = pa.table(columns(tmp_path, SETS) | {"text": [*"abcd"]}).drop(["label"])
     with pytest.warns(AurankWarning, match="no label holds the separator '|'"):
-        texts = {name: values for name, values in columns(tmp_path, SETS).items() if name != "label"}
-        from_table(pa.table(texts | {"text": [*"abcd"]}), root=tmp_path, separator="")
+        from_table(texts, root=tmp_path, separator="")
 
 
 def test_texts_go_by_one_label() -> None:
