@@ -124,8 +124,8 @@ class Manifest:
         if self.class_sets is None:
             return self
         rows, labels = np.nonzero(self.class_sets[self.labels])
-        changes: dict[str, Any] = {"labels": labels, "classes": single_labels(self.classes), "multi_label": False}
-        return dataclasses.replace(self.select(rows), class_ids=None, **changes)
+        classes = single_labels(self.classes)
+        return dataclasses.replace(self.select(rows), labels=labels, classes=classes, class_ids=None, multi_label=False)
 
     def labels_of(self, rows: Int64[np.ndarray, " row"]) -> Shaped[np.ndarray, "row ..."]:
         """Return the labels of rows as a loss takes them: integers, or a row of `class_sets` each."""

@@ -124,10 +124,9 @@ class Embedded:
 
     def problem(self, positives: Any = None) -> RetrievalProblem:
         if self.multi_label:
-            question = self._question()
-            rule = question.pop("positives", None) if positives is None else positives
-            pairs = matched(question.pop("labels"), question.pop("gallery_labels", None), rule)[1]
-            return RetrievalProblem(**{**question, "positives": pairs})
+            question = self._question() | ({} if positives is None else {"positives": positives})
+            sides = question.pop("labels"), question.pop("gallery_labels", None)
+            return RetrievalProblem(**question | {"positives": matched(*sides, question.get("positives"))[1]})
         _, labels = np.unique(self.labels, return_inverse=True)
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
