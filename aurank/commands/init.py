@@ -143,8 +143,7 @@ def _read_folders(config: DataConfig) -> tuple[Manifest, DataConfig]:
 
 def _fraction(manifest: Manifest) -> float:
     train = manifest.split("train")
-    units = train.units("class", train.splits == "train")  # what validation parts
-    is_enough = "val" not in manifest.split_sizes and len(np.unique(units)) >= 8
+    is_enough = "val" not in manifest.split_sizes and len(np.unique(train.units("class", train.splits == "train"))) >= 8
     return HELD_OUT if is_enough and not _without_pairs(train.split_validation(HELD_OUT, seed=0)) else 0.0
 
 
@@ -176,14 +175,11 @@ def published_model(config: Config) -> str:
 
 
 def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:
-    counts, splits = manifest.by_label().class_counts, manifest.split_sizes.items()
+    counts = manifest.by_label().class_counts
+    splits = ", ".join(f"{split} {count:,}" for split, count in manifest.split_sizes.items())
     least, most = counts.min(), counts.max()
     each = f"{most:,} each" if least == most else f"{least:,} to {most:,} each, median {np.median(counts):,.0f}"
-    of = (
-        f" of {count_labels(manifest)}, {each}; {', '.join(f'{name} {size:,}' for name, size in splits)}"
-        if most > 1
-        else ", no folder of which names a class"
-    )
+    of = f" of {count_labels(manifest)}, {each}; {splits}" if most > 1 else ", no folder of which names a class"
     lines = [f"{manifest.name}: {len(manifest):,} images{of}"]
     if len(sizes):
         low, high = np.percentile(sizes.min(axis=1), [5, 95])

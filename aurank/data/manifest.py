@@ -136,8 +136,7 @@ class Manifest:
         if self.class_sets is None:
             return counts
         sets = self.class_sets.astype(np.float32)  # booleans are not multiplied by BLAS
-        parts = np.array_split(sets, len(sets) // 1000 + 1)
-        return np.concatenate([(part @ sets.T > 0) @ counts for part in parts])
+        return np.concatenate([(part @ sets.T > 0) @ counts for part in np.array_split(sets, len(sets) // 1000 + 1)])
 
     @functools.cached_property
     def class_super_labels(self) -> Int64[np.ndarray, " class"] | None:

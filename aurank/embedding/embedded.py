@@ -74,9 +74,8 @@ class Embedded:
             device = choose_devices(options.get("device"), self.embeddings)[0]
             how = {name: options[name] for name in ("distance", "max_memory", "progress") if name in options}
             near = nearest_rows(self.problem(options.get("positives")), lists, device=device, **how)
-            report = replace(
-                report, neighbours=near, gallery={"label": self.labels if gallery is None else self.labels[gallery]}
-            )
+            labels = self.labels if gallery is None else self.labels[gallery]
+            report = replace(report, neighbours=near, gallery={"label": labels})
         if count := len(np.unique(self.groups[self.groups != NO_GROUP])):
             note = f"{count:,} cameras: images of a query's own class and camera are left out of its list"
             report = replace(report, notes=[*report.notes, note])

@@ -82,8 +82,7 @@ class Task:
                 "another image of its class in the gallery; check the data with aurank doctor, or split it otherwise"
             )
         first = int(with_positive[0])
-        chosen = np.bincount(manifest.labels[[first]], minlength=len(manifest.classes))
-        same = manifest.num_alike(chosen)[manifest.labels] > 0
+        same = manifest.num_alike(np.arange(len(manifest.classes)) == manifest.labels[first])[manifest.labels] > 0
         other_classes = np.flatnonzero((query | gallery) & ~same)
         partner = next(row for row in np.flatnonzero(gallery & same).tolist() if row != first)
         return [first, partner, *other_classes[: most - 2].tolist()]

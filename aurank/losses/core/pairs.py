@@ -115,11 +115,9 @@ def read_inputs(
             raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
         if ref_ids is not None:
             check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
-    # the same tensor stays the same object
     numbers = (query_labels, reference_labels, ids, ref_ids)
-    as_int64 = {id(each): each.long() for each in numbers if each is not None and each.ndim == 1}
-    query_labels, reference_labels, ids, ref_ids = (as_int64.get(id(each), each) for each in numbers)
-    return Inputs(embeddings, query_labels, indices_tuple, ref_emb, reference_labels, ids, ref_ids)  # type: ignore[arg-type]
+    as_int64: list[Any] = [each if each is None or each.ndim > 1 else each.long() for each in numbers]
+    return Inputs(embeddings, as_int64[0], indices_tuple, ref_emb, *as_int64[1:])
 
 
 Computed = TypeVar("Computed")
