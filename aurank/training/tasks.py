@@ -82,7 +82,7 @@ class Task:
                 "another image of its class in the gallery; check the data with aurank doctor, or split it otherwise"
             )
         first = int(with_positive[0])
-        same = manifest.num_alike(np.arange(len(manifest.classes)) == manifest.labels[first])[manifest.labels] > 0
+        same = manifest.num_alike(np.bincount(manifest.labels[[first]], minlength=len(counts)))[manifest.labels] > 0
         other_classes = np.flatnonzero((query | gallery) & ~same)
         partner = next(row for row in np.flatnonzero(gallery & same).tolist() if row != first)
         return [first, partner, *other_classes[: most - 2].tolist()]
