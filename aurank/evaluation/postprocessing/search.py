@@ -23,7 +23,15 @@ Scores = Float64[np.ndarray, "query _"]
 
 
 def processed_gallery(processing: PostProcessing, embeddings: np.ndarray) -> np.ndarray:
-    """Return the gallery rows that queries are compared with: after the steps that change rows, and augmented."""
+    """Return the gallery rows that queries are compared with: after the steps that change rows, and augmented.
+
+    Raises:
+        UserError: the steps are not fitted, or expand queries by a gallery that is augmented only afterwards.
+
+    Example:
+        >>> processed_gallery(PostProcessing.parse("binary"), np.array([[3.0, -1.0]])).tolist()
+        [[1.0, -1.0]]
+    """
     side_steps = [step for step in processing.steps if isinstance(step, SideStep)]
     augments = [isinstance(step, DatabaseAugmentation) for step in side_steps]
     if augments != sorted(augments, reverse=True):
@@ -43,7 +51,19 @@ def processed_gallery(processing: PostProcessing, embeddings: np.ndarray) -> np.
 class GallerySearch:
     """The search for the nearest rows of a gallery, as `PostProcessing.apply` would find them.
 
-    `embeddings` are those before post-processing, by the ids of the index, or what fetches them; `vectors` those after.
+    Args:
+        index: over `vectors`.
+        embeddings: of the gallery, by the ids of the index, before post-processing: an array, or what fetches them.
+        vectors: the result of `processed_gallery`; without post-processing the embeddings.
+        processing: of the queries.
+
+    Example:
+        >>> from aurank.evaluation import Index
+        >>> gallery = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+        >>> search = GallerySearch(Index.build(gallery, device="cpu"), gallery, gallery)
+        >>> row, score = search.nearest(np.array([[0.0, 2.0]]), 2)
+        >>> row.tolist(), score.round(6).tolist()
+        ([[2, 1]], [[1.0, 0.8]])
     """
 
     index: SearchIndex
@@ -115,7 +135,13 @@ class GallerySearch:
 def by_products(
     queries: np.ndarray, vectors: Any, depth: int, leave_out: np.ndarray, among: np.ndarray, *, distance: str
 ) -> Places:
-    """Return the nearest of some rows to each query, but its own, by all products; -1 after the end of a list."""
+    """Return the nearest of some rows to each query, but its own, by all products; -1 after the end of a list.
+
+    Example:
+        >>> rows = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+        >>> by_products(rows[:1], rows, 1, np.array([0]), np.arange(3), distance="cosine").tolist()
+        [[1]]
+    """
     depth, left = min(depth, len(among)), scaled_rows(queries, distance)
     best, row = np.full((len(queries), 0), 0.0), np.full((len(queries), 0), -1)
     step = max(1, TILE // (len(queries) + queries.shape[1]))
