@@ -32,7 +32,6 @@ from aurank.sizes import seconds
 
 if TYPE_CHECKING:
     from aurank.commands import PhotoHits
-    from aurank.serving import Served
 
 
 def train(call: Call, *, out: Path | None = None, dry_run: bool = False) -> None:
@@ -355,11 +354,11 @@ def search(call: Call, *, html: Path | None = None, as_json: bool = False) -> No
 
 
 def serve(call: Call) -> None:
-    def started(served: "Served") -> None:
-        console.say(f"{served.images:,} images at {served.address} (Ctrl+C ends)")
+    def started(address: str, images: int, is_local: bool) -> None:
+        console.say(f"{images:,} images at {address} (Ctrl+C ends)")
         if "token" in call:
             stderr_console.say("Browsers ask for a name and a password: any name, and the token.")
-        elif not served.is_local:
+        elif not is_local:
             stderr_console.say("Whoever reaches this machine can search and see the images: there is no password.")
 
     call(started=started)
