@@ -263,10 +263,10 @@ def evaluate(call: Call) -> None:
     require_free(out)
     if not call["overwrite"]:
         require_same_command(out, typed_command())
-    if (report := call()) is None:
-        return
-    console.say(report)
-    console.say(f"written to {out / REPORT}" + (f", to look at: {out / PAGE}" if call["report"] else ""))
+    report = call()
+    if call.group is None or call.group.rank == 0:
+        console.say(report)
+        console.say(f"written to {out / REPORT}" + (f", to look at: {out / PAGE}" if call["report"] else ""))
 
 
 def embed(call: Call) -> None:

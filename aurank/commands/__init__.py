@@ -33,7 +33,7 @@ else:
         "compare": ["compare_reports"],
         "doctor": ["examine_data", "examine_embeddings"],
         "embed": ["embed_model", "embed_to_folder"],
-        "evaluate": ["calibrate_model", "evaluate_model", "evaluate_to_folder", "mine_model"],
+        "evaluate": ["calibrate_model", "evaluate_model", "mine_model"],
         "export": ["Exported", "export_model"],
         "galleries.align": ["align"],
         "galleries.build_index": ["IndexChange", "add_images", "build_index", "remove_images"],

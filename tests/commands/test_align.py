@@ -11,7 +11,7 @@ from sklearn.linear_model import Ridge
 from testing.galleries import MODEL, small_index, write_photos
 
 import aurank
-from aurank.commands import ImageIndex, RunOptions, build_index, embed_to_folder, evaluate_to_folder
+from aurank.commands import ImageIndex, RunOptions, build_index, embed_to_folder, evaluate_model
 from aurank.commands.galleries.align import align, fit_map, mapped_rows
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
@@ -82,7 +82,7 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> Non
     align(old, new, out=tmp_path / "map.safetensors")
     images = ImageSelection()
     options: dict[str, Any] = {"out": tmp_path / "out", "report": False, "overwrite": True}
-    report = evaluate_to_folder(
+    report = evaluate_model(
         f"embeddings:{new}", images, gallery_embeddings=old, map_file=tmp_path / "map.safetensors", **options
     )
     y = np.load(new)
@@ -91,7 +91,6 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> Non
     plain, mapped = mapped_rows(old, tmp_path / "map.safetensors", names)
     ids = {"ids": names, "gallery_ids": names}
     expected = aurank.evaluate(y["embeddings"][test], labels, mapped, labels, **ids)
-    assert report is not None
     assert report.mauprc == pytest.approx(expected.mauprc, abs=1e-9)
     cells = {"new on new": aurank.evaluate(y["embeddings"][test], labels), "old on old": aurank.evaluate(plain, labels)}
     for name, cell in cells.items():
@@ -99,14 +98,13 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> Non
         (line,) = (note for note in report.notes if note.startswith(name))
         assert f"{name}: mAUPRC {cell.mauprc:.4f}, this {change:+.4f} [" in line
         assert "of 10 classes" in line
-    unmapped = evaluate_to_folder(f"embeddings:{new}", images, gallery_embeddings=old, **options)
-    assert unmapped is not None
+    unmapped = evaluate_model(f"embeddings:{new}", images, gallery_embeddings=old, **options)
     assert unmapped.mauprc < 0.5 < report.mauprc
 
 
 def test_a_page_of_an_old_gallery_is_drawn(tmp_path: Path) -> None:
     old, new = write_models(tmp_path)
-    evaluate_to_folder(f"embeddings:{new}", gallery_embeddings=old, out=tmp_path / "out")
+    evaluate_model(f"embeddings:{new}", gallery_embeddings=old, out=tmp_path / "out")
     assert "old on old" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
 
 
