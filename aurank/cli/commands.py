@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from aurank.cli.checks import check_overrides, require_search
-from aurank.cli.command import Call, print_result, typed_command
+from aurank.cli.command import Call, typed_command
 from aurank.cli.drawing import (
     bar,
     console,
@@ -144,7 +144,7 @@ def export(call: Call) -> None:
 
     require_export(call["to"], call["out"], int8=call["int8"], overwrite=call["overwrite"])
     require_checkpoint(resolve_checkpoint(call["checkpoint"].removeprefix("aurank:")))
-    print_result(call)
+    console.say(*call(), f"written to {call['out']}")
 
 
 def config(_: Call, configuration: str, overrides: Sequence[str] = ()) -> None:

@@ -34,7 +34,7 @@ else:
         "doctor": ["examine_data", "examine_embeddings"],
         "embed": ["embed_model", "embed_to_folder"],
         "evaluate": ["calibrate_model", "evaluate_model", "mine_model"],
-        "export": ["Exported", "export_model"],
+        "export": ["ExportCheck", "export_model"],
         "galleries.align": ["align"],
         "galleries.build_index": ["IndexChange", "add_images", "build_index", "remove_images"],
         "galleries.search": ["Hit", "ImageIndex", "PhotoHits", "search_photos"],
