@@ -319,8 +319,6 @@ def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSe
     options = [option for option in images.given if option not in (_KEEP, split_option)]
     if options and protocol is None:
         raise UserError(f"{options[0]} has no use with --model {model}: saved embeddings bring their own labels")
-    if labels is not None and is_collection(path):
-        raise UserError(f"--labels {labels} has no use with {path}, which brings its own classes")
     embedded = read_collection(path) if is_collection(path) else Embedded.load(Path(path), labels)
     several = embedded.splits is not None and len(set(embedded.splits.tolist())) > 1
     if images.split is not None and embedded.splits is None:

@@ -224,8 +224,6 @@ def _compare(
     for file, model in written.items():
         model.module.eval()
         after, _ = dataclasses.replace(prepared, model=model, dataset=model.dataset(manifest, **how)).embed()
-        if not np.array_equal(after.ids, before.ids):
-            raise AurankError(f"{file}: other images could be read than before; export again")
         reached = measure(after)
         metrics = metrics or reached  # of the model's own file, as the card's code uses it
         difference = float(np.abs(unit(after.embeddings) - unit(before.embeddings)).max())
@@ -244,7 +242,4 @@ def _calibration(prepared: PreparedModel, pipeline: Pipeline, trained: Config) -
     inside = dataclasses.replace(prepared.model, transform=StoredTransform(pipeline, is_inside=True))
     images = ModelImages(training, inside, on_error="skip", max_pixels=prepared.data.max_pixels)
     batches = [images.__getitems__(rows[start : start + _BATCH]).image for start in range(0, len(rows), _BATCH)]
-    pixels = [batch.numpy() for batch in batches if len(batch)]
-    if not pixels:
-        raise UserError(f"--int8: none of {len(rows)} training images could be read; leave out --int8")
-    return pixels
+    return [batch.numpy() for batch in batches if len(batch)]

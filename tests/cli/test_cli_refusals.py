@@ -53,7 +53,7 @@ REFUSED = {
     f"{PROBE} --split val": "no images in split 'val'",
     CALIBRATE: "give a precision above 0",
     f"{CALIBRATE} --precision 0.9 --out photos/a/0.png": "photos/a/0.png",
-    f"{CALIBRATE} --precision 0.9 --fit-on rows.npz": "goes with --postprocess",
+    f"{CALIBRATE} --precision 0.9 --fit-on rows.npz": "--fit-on needs --postprocess",
     "compare measured": "needs two reports or more; got measured",
     "compare measured measured --out page.txt": "--out page.txt",
     "doctor": "say what to examine",
