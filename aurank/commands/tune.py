@@ -40,7 +40,7 @@ from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page
 from aurank.training.components import CHOICES, read_config
 from aurank.training.optim import RATES
-from aurank.training.run import differences, train
+from aurank.training.run import TrainResult, differences, train
 
 Ranges = Mapping[str, Range | None]
 Line = dict[str, Any]
@@ -229,11 +229,6 @@ class _Search:
         self.spaces = {key: self._space(each) for key, each in ranges.items()}
         values = {key: value_of(config, key) for key in ranges}
         self.own = {key: value for key, value in values.items() if value in ranges[key]}
-        is_read = isinstance(data[0].source, EmbeddingSource)
-        fixed = ["train.trackers=[]", *([] if is_read else [f"data.name={GIVEN}"])]
-        with warnings.catch_warnings():  # of arguments of the reader, which has read
-            warnings.simplefilter("ignore")
-            self.base = read_config(config, fixed)
         self.file = out / "search.json"
         self.study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner())
         self.trials = self._saved_trials() if self.file.exists() else []
@@ -274,22 +269,20 @@ class _Search:
         write_text(self.file, json.dumps(content, indent=1) + "\n")
 
     def run(self) -> Line:
-        number, folder = len(self.trials) + 1, self.out / "running"
-        trial, folds, started = self._draw(number), list[float](), time.perf_counter()
+        number, started = len(self.trials) + 1, time.perf_counter()
+        trial, folds = self._draw(number), list[float]()
         params, state, error = trial.params, "complete", ""
         settings = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in params.items()}
         if number == 1:  # the configuration itself: its values are not rounded
             settings |= {key: json.dumps(value) for key, value in self.own.items()}
         try:
-            self._train(trial, settings, number, folder, folds)
+            self._train(trial, settings, number, folds)
         except self.optuna.TrialPruned:
             state = "pruned"
         except (Diverged, UserError) as reason:
             if number == 1 and isinstance(reason, UserError) and self.own.keys() == self.ranges.keys():
                 raise  # the configuration itself is wrong
             state, error = "failed", first_line(reason)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         line = {"number": number, "state": state, "value": float(np.mean(folds)) if state == "complete" else None}
         line |= {"params": params, "folds": folds, "validations": self.study.trials[-1].intermediate_values}
         line |= {"settings": settings, "seconds": round(time.perf_counter() - started, 2), "error": error}
@@ -311,8 +304,8 @@ class _Search:
             self.study.enqueue_trial(first)
         return self.study.ask(self.spaces)
 
-    def _train(self, trial: Any, settings: Mapping[str, str], number: int, folder: Path, folds: list[float]) -> None:
-        config = read_config(self.base, _overrides(settings))
+    def _train(self, trial: Any, settings: Mapping[str, str], number: int, folds: list[float]) -> None:
+        config = read_config(self.config, _overrides(settings))
         validations = -(-config.train.steps // config.train.validate_every)  # of a fold
         before, size = number - 1, len(self.data) * self.config.train.steps  # a trial, unless it is a shorter one
 
@@ -327,15 +320,10 @@ class _Search:
                 if number > 1 and step < validations * len(self.data) and trial.should_prune():
                     raise self.optuna.TrialPruned
 
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-        for fold, data in enumerate(self.data):
+        for data in self.data:
             scores: list[float] = []
-            result = train(config, folder / f"fold{fold}", dataset=data, page=False, listener=listen)
-            if result.stopped_by is not None:
-                signal.raise_signal(result.stopped_by)
-                raise KeyboardInterrupt
+            train_aside(config, self.out / "running", data, listener=listen)
             folds.append(max(scores))
-            shutil.rmtree(result.out, ignore_errors=True)
 
     def conclude(self) -> Tuned:
         lines = self.trials
@@ -355,6 +343,22 @@ class _Search:
         write_text(self.out / "trials.csv", csv_text([columns, *rows]))
         write_text(self.out / "tune.html", tune_page(lines, self.ranges, importance, near, f"Search: {self.out}"))
         return Tuned(overrides, best["value"], near, len(lines))
+
+
+def train_aside(config: Config, folder: Path, dataset: Manifest, **options: Any) -> TrainResult:
+    """Train on images that were read, in a folder that nothing is left of."""
+    given = {} if isinstance(dataset.source, EmbeddingSource) else {"name": GIVEN, "params": {}}
+    data, training = config.data.model_copy(update=given), config.train.model_copy(update={"trackers": []})
+    config = config.model_copy(update={"data": data, "train": training})
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+    try:
+        result = train(config, folder, dataset=dataset, page=False, **options)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if result.stopped_by is not None:
+        signal.raise_signal(result.stopped_by)
+        raise KeyboardInterrupt
+    return result
 
 
 def _overrides(settings: Mapping[str, str]) -> tuple[str, ...]:

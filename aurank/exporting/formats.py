@@ -37,17 +37,11 @@ class Portable(nn.Module):
     def __init__(self, encoder: Encoder, pipeline: Pipeline) -> None:
         super().__init__()
         self.encoder = encoder
-        self.offset: Tensor
-        self.scale: Tensor
-        self.unit: Tensor
-        # The same sums as Pipeline.normalise, so that both give the same float32 numbers.
-        for name, values in zip(("unit", "offset", "scale"), pipeline.constants(), strict=True):
-            self.register_buffer(name, values)
-        self.is_divided = pipeline.unit != 1
+        self.unit, self.offset, self.scale = map(nn.Buffer, pipeline.constants())
 
     def forward(self, pixels: UInt8[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
-        values = pixels.float() / self.unit if self.is_divided else pixels.float()
-        embeddings: Tensor = self.encoder((values - self.offset) / self.scale)
+        # The same sums as Pipeline.normalise, so that both give the same float32 numbers.
+        embeddings: Tensor = self.encoder((pixels.float() / self.unit - self.offset) / self.scale)
         return embeddings
 
 
