@@ -27,13 +27,7 @@ from aurank.distributed import launched
 from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
 from aurank.errors import Diverged, UserError, first_line
-from aurank.files import (
-    claimed,
-    csv_text,
-    read_record,
-    reading,
-    write_text,
-)
+from aurank.files import claimed, csv_text, read_record, reading, write_text
 from aurank.lazy import import_library
 from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
@@ -209,27 +203,25 @@ class _Saved(TypedDict):
     trials: list[_Trial]
 
 
+@dataclass(eq=False)
 class _Search:
-    def __init__(
-        self,
-        config: Config,
-        out: Path,
-        ranges: dict[str, Range],
-        data: Sequence[Manifest],
-        count: int,
-        settings: Line,
-        progress: Callable[[str, int, int], None] | None,
-    ) -> None:
-        self.config, self.out, self.ranges, self.data = config, out, ranges, data
-        self.count, self.searched, self.progress = count, settings, progress
+    config: Config
+    out: Path
+    ranges: dict[str, Range]
+    data: Sequence[Manifest]
+    count: int
+    settings: Line
+    progress: Callable[[str, int, int], None] | None
+
+    def __post_init__(self) -> None:
         self.optuna = optuna = import_library("optuna", "aurank tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         states = optuna.trial.TrialState
         self.states = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
-        self.spaces = {key: self._space(each) for key, each in ranges.items()}
-        values = {key: value_of(config, key) for key in ranges}
-        self.own = {key: value for key, value in values.items() if value in ranges[key]}
-        self.file = out / "search.json"
+        self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
+        values = {key: value_of(self.config, key) for key in self.ranges}
+        self.own = {key: value for key, value in values.items() if value in self.ranges[key]}
+        self.file = self.out / "search.json"
         self.study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner())
         self.trials = self._saved_trials() if self.file.exists() else []
         self._save()
@@ -242,13 +234,12 @@ class _Search:
         return (kinds.IntDistribution if is_whole else kinds.FloatDistribution)(each.low, each.high, log=each.log)
 
     def _saved_trials(self) -> list[Line]:
-        """Return the trials that ended before, and add them to the study; UserError if they are of another search."""
         title, remedy = "a search", "name another --out"
         saved = read_record(self.file, _Saved, title, named="aurank search", version=3, remedy=remedy)
         before = saved["settings"]
         with reading(self.file, title, remedy=remedy):
             differing = differences(read_config(before["config"]), self.config)
-            others = {key: value for key, value in self.searched.items() if key != "config"}
+            others = {key: value for key, value in self.settings.items() if key != "config"}
             differing += [f"{key}: {before[key]} != {value}" for key, value in others.items() if before[key] != value]
             if differing:
                 remedy = "search with the same settings, or name another --out"
@@ -265,7 +256,7 @@ class _Search:
         return [dict(trial) for trial in saved["trials"]]
 
     def _save(self) -> None:
-        content = {"format": "aurank search", "version": 3, "settings": self.searched, "trials": self.trials}
+        content = {"format": "aurank search", "version": 3, "settings": self.settings, "trials": self.trials}
         write_text(self.file, json.dumps(content, indent=1) + "\n")
 
     def run(self) -> Line:
@@ -296,8 +287,8 @@ class _Search:
         return [line for line in self.trials if line["value"] is not None]
 
     def _draw(self, number: int) -> Any:
-        """Return a trial of Optuna's with settings that follow from the number and from the trials that have ended."""
-        random = int(np.random.default_rng([self.searched["seed"], number - 1]).integers(2**31))
+        # The settings follow from the number and from the trials that have ended.
+        random = int(np.random.default_rng([self.settings["seed"], number - 1]).integers(2**31))
         self.study.sampler = self.optuna.samplers.TPESampler(seed=random, n_startup_trials=min(10, self.count // 3))
         if number == 1:
             first = {key: json.dumps(value) if self.ranges[key].choices else value for key, value in self.own.items()}
@@ -332,7 +323,7 @@ class _Search:
             raise Diverged(f"none of {len(lines)} trials came to an end: {error}")
         importance: dict[str, float] = {}
         if len(done) > 4 and len({line["value"] for line in done}) > 1:
-            evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.searched["seed"])
+            evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.settings["seed"])
             importance = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
         best = max(done, key=lambda line: line["value"])
         overrides = _overrides(best["settings"])

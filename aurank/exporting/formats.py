@@ -66,7 +66,6 @@ def write_graph(encoder: Encoder, pipeline: Pipeline, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A context in which the exporter logs and warns of nothing."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
