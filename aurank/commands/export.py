@@ -13,7 +13,6 @@ import numpy as np
 from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
-from aurank.config.schema import NO_BACKBONE
 from aurank.data import Pipeline
 from aurank.embedding.build import open_prepared
 from aurank.embedding.embedded import Embedded
@@ -233,13 +232,12 @@ def _compare(
 
 def _calibration(prepared: PreparedModel, pipeline: Pipeline, trained: Config) -> list[np.ndarray]:
     if (training := training_images(prepared)) is None:
-        if trained.model.backbone == NO_BACKBONE:
-            name = prepared.dataset.manifest.name
-            raise UserError(f"--int8 is calibrated on training images, and {name} has none; leave out --int8")
         training = read_manifest(trained.data, seed=trained.seed).split("train")
     spread = np.linspace(0, len(training) - 1, min(_CALIBRATION, len(training)))
     rows: list[int] = np.unique(spread.round().astype(np.int64)).tolist()
     inside = dataclasses.replace(prepared.model, transform=StoredTransform(pipeline, is_inside=True))
     images = ModelImages(training, inside, on_error="skip", max_pixels=prepared.data.max_pixels)
     batches = [images.__getitems__(rows[start : start + _BATCH]).image for start in range(0, len(rows), _BATCH)]
-    return [batch.numpy() for batch in batches if len(batch)]
+    if not (pixels := [batch.numpy() for batch in batches if len(batch)]):
+        raise UserError(f"--int8 is calibrated on training images, and {training.name} has none; leave out --int8")
+    return pixels
