@@ -59,11 +59,18 @@ def probe_model(
     for name in protocols:
         require_one_of(PROTOCOLS, protocol=name)
     kind, file = split_name(model)
-    if kind == "embeddings":
-        saved, notes = saved_embeddings(model, file, labels, replace(images, usual=ALL))
-        arrays = [saved.embeddings, numbered(saved.labels, None, name="label")[0]]
+    prepared = None if kind == "embeddings" else prepare_model(model, images, running, labels=labels)
+    rows: Any = None if prepared is None else prepared.dataset.manifest
+    if prepared is None:
+        rows, notes = saved_embeddings(model, file, labels, replace(images, usual=ALL))
+    if rows.multi_label:
+        raise UserError(
+            "a probe predicts one label for each row, and rows here have several: aurank evaluate takes them"
+        )
+    if prepared is None:
+        arrays = [rows.embeddings, numbered(rows.labels, None, name="label")[0]]
     else:
-        arrays, notes = _embed_sides(prepare_model(model, images, running, labels=labels))
+        arrays, notes = _embed_sides(prepared)
     results = {}
     for name in protocols:
         try:
