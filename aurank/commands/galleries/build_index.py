@@ -58,7 +58,7 @@ def build_index(
             Milvus HNSW,M=16; ef=64.
         distance: cosine, dot or euclidean.
         model, running, postprocess, fit_on: as for `evaluate_model`; the steps are applied to each photo.
-        gallery_embeddings, map_file: as for `evaluate_to_folder`; no image is embedded.
+        gallery_embeddings, map_file: as for `evaluate_model`; no image is embedded.
         overwrite: replace an index that is there.
         seed: seed of the index's training, and of the images that its recall is measured with.
 
