@@ -63,6 +63,7 @@ RecallAt = Annotated[
 Interpolation = Literal["area", "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 Ties = Literal["threshold", "optimistic", "pessimistic"]
 RefuseOrKeep = Literal["refuse", "keep"]
+Positives = Literal["any", "equal", "jaccard"] | Annotated[float, Field(gt=0, le=1)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 TextModel = Annotated[
     str,
@@ -310,6 +311,7 @@ class MemoryConfig(Strict):
 class EvaluateConfig(Strict):
     recall_at: RecallAt = key((1, 10, 100, 1000), "The k of Recall@k and precision@k.")
     metrics: Names | None = key(None, "Names of docs/metrics.md beside mauprc; null: the usual ones.", min_length=1)
+    positives: Positives | None = key(None, "Of several labels: any, equal, jaccard (null) or a least Jaccard index.")
     ties: Ties = key("threshold", "How equal scores count in average precision.")
     max_memory: PositiveSize = key("1GiB", "Bound on the memory of the ranks engine.")
     batch: int = key(256, "Images embedded at once.", ge=1, le=10**6)
@@ -324,10 +326,11 @@ OneOrMore = Annotated[
 class DataSection(Strict):
     """A configuration with the data section alone, as measuring a model needs it."""
 
+    seed: int = key(0, "Seed of all randomness.", ge=0, le=2**32 - 1)
     data: DataConfig = Field(description="Which images, and what is done to them.")
 
 
-class Config(Strict):
+class Config(DataSection):
     """Everything that a run depends on; ``load_config`` builds it from a file.
 
     Example:
@@ -337,8 +340,6 @@ class Config(Strict):
         112
     """
 
-    seed: int = key(0, "Seed of all randomness.", ge=0, le=2**32 - 1)
-    data: DataConfig = Field(description="Which images, and what is done to them.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Which images make a batch.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The encoder.")
     loss: OneOrMore = Field(description="The loss, or a list of losses whose weighted sum it is.")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aurank.config import Choices, Config, DataConfig, load_config, shipped_configs
-from aurank.config.schema import EMBEDDINGS
+from aurank.config.schema import EMBEDDINGS, DataSection
 from aurank.data.readers import READERS
 from aurank.data.readers.given import GIVEN
 from aurank.errors import OptionRule, UserError, check_options
-from aurank.names import nearest
+from aurank.names import nearest, require_choice
 
 if TYPE_CHECKING:
     from aurank.data import Manifest
@@ -70,13 +70,13 @@ class ImageSelection:
     @property
     def settings(self) -> dict[str, Any]:
         """What the section `evaluate` of a configuration that `data` names sets."""
-        if (config := _configuration(self.data)) is None:
+        if not isinstance(config := _configuration(self.data), Config):
             return {}
         return {name: getattr(config.evaluate, name) for name in config.evaluate.model_fields_set}
 
     def find_protocol(self) -> "Protocol | None":
         """Return the protocol named, or None; UserError where options do not go together, or name no reader."""
-        from aurank.embedding.protocols import find_protocol
+        from aurank.embedding.protocols import PROTOCOLS
 
         unknown = [override for override in self.overrides if not override.startswith("data.")]
         if unknown:
@@ -84,13 +84,13 @@ class ImageSelection:
         check_options({f"--{name}": getattr(self, name) for name in ("data", "split", "protocol", "root")}, _RULES)
         if self.data is not None:
             located(self.data)
-        return None if self.protocol is None else find_protocol(self.protocol)
+        return None if self.protocol is None else PROTOCOLS[require_choice("--protocol", self.protocol, PROTOCOLS)]
 
 
-def _configuration(data: "str | Manifest | None") -> Config | None:
+def _configuration(data: "str | Manifest | None") -> DataSection | None:
     shipped = shipped_configs()
     is_one = isinstance(data, str) and (data in shipped or data.endswith((".yaml", ".yml")))
-    return load_config(shipped.get(str(data), str(data)), choices=DATA) if is_one else None
+    return load_config(shipped.get(str(data), str(data)), choices=DATA, schema=DataSection) if is_one else None
 
 
 def located(data: "str | Manifest") -> dict[str, Any]:
