@@ -91,8 +91,12 @@ def _as_table(arrays: Mapping[str, Any], ids: np.ndarray, parts: dict[str, tuple
     return pyarrow.table(table).replace_schema_metadata({FORMAT: text})
 
 
-def write_table(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write saved embeddings as one Parquet file, in blocks of rows."""
+def write_saved(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write saved embeddings as an .npz file, or as one Parquet file, in blocks of rows."""
+    if path.suffix != TABLE:
+        with replacing(path) as file:
+            np.savez(file, **arrays)
+        return
     import pyarrow
     import pyarrow.parquet
 

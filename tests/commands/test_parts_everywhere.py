@@ -56,7 +56,7 @@ def test_a_table_is_embedded_in_parts_and_is_that_of_the_file(tmp_path: Path) ->
     for name in ("rows.parquet", "again.parquet"):
         for column, values in vars(Embedded.load(tmp_path / name)).items():
             assert np.array_equal(values, once[column]), column
-    with pytest.raises(UserError, match=r"these are embeddings already"):
+    with pytest.raises(UserError, match="no model 'embeddings:"):
         embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", out=tmp_path / "parts")
 
 
@@ -65,7 +65,7 @@ def page(path: Path) -> str:
     embedded, _ = saved_embeddings(f"embeddings:{path}", str(path), None, ImageSelection())
     measured = Measurement("m", embedded)
     found = examine_measured(embedded.evaluate(neighbours=3), measured)
-    return "\n".join([*map(str, found.findings), *found.left_out])
+    return "\n".join([*map(str, found["findings"]), *found["left_out"]])
 
 
 def values(path: Path, **options: Any) -> tuple[Any, ...]:
