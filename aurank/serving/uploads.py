@@ -4,7 +4,7 @@ import asyncio
 import io
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Request
@@ -35,16 +35,21 @@ class Window(BaseModel):
     class_name: str | None = Field(None, alias="class", description="Only images of this class.")
 
 
-class RowSearch(Window):
-    """A search with an image of the gallery."""
+Words = Annotated[str, Field(max_length=1000, description="Words; with an image or a photo they are one query.")]
 
-    row: int = Field(ge=0, le=2**63 - 1, description="The image's row in the gallery.")
+
+class RowSearch(Window):
+    """A search with an image of the gallery, with words, or with both."""
+
+    row: int | None = Field(None, ge=0, le=2**63 - 1, description="The image's row in the gallery.")
+    text: Words = ""
 
 
 class PhotoSearch(Window):
     """A search with a photo, as a form."""
 
     photo: bytes
+    text: Words = ""
 
 
 @dataclass(frozen=True)
