@@ -52,7 +52,6 @@ class Info(TypedDict):
     max_upload_bytes: int
     max_pixels: int
     formats: list[str]
-    texts: bool
 
 
 def make_app(
@@ -96,7 +95,6 @@ def make_app(
         max_upload_bytes=limits.upload_bytes,
         max_pixels=limits.pixels,
         formats=list(FORMATS),
-        texts=gallery.takes_texts,
     )
     app = FastAPI(
         title="aurank serve",

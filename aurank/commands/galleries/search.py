@@ -334,15 +334,13 @@ def search_photos(
 ) -> list[PhotoHits]:
     """Return what each photo finds in the index; one that cannot be read among several has an error and no hits.
 
-    `with_photos`, `texts` and `without` together are one query, a `mixed_query`, whose result comes first.
-
     Args:
         photos: images, folders, zips; the command reads a list of them from stdin by -.
         k: how many images to find for each photo.
-        with_photos: a photo of one mixed query; may be given repeatedly.
+        with_photos: a photo of a mixed query, whose result comes first; may be given repeatedly.
         texts: words of the mixed query, such as "red mug"; may be given repeatedly.
         without: a photo that the mixed query moves away from; may be given repeatedly.
-        weights: of the photos, the texts and those to move away from, in this order; default: 1 each.
+        weights: of the photos, the texts and those to move away from, in this order, such as 1,0.5,1; default: 1.
         options: those of `SearchOptions`.
         batch: photos embedded at once.
 
