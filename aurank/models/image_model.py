@@ -184,11 +184,9 @@ class ImageModel:
         module, tokenise = self.text
         device = next(self.module.parameters()).device
         module.to(device).eval()
-        parts = [np.empty((0, 0), np.float32)]
-        for start in range(0, len(texts), batch_size):
-            batch = texts[start : start + batch_size]
-            parts.append(as_embeddings(module(tokenise(batch).to(device)), len(batch)))
-        return np.concatenate(parts[1:] or parts)
+        batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
+        parts = [module(tokenise(batch).to(device)).float().cpu().numpy() for batch in batches]
+        return np.concatenate(parts or [np.empty((0, 0), np.float32)])
 
     def _read(self, photo: Any, number: int, max_pixels: int) -> Pixels:
         if not isinstance(photo, _PHOTO):

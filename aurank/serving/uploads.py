@@ -25,6 +25,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _FIELD_BYTES = 2**16  # of JSON, or of a form beside its photo
 _LONGEST_STRIP = 100  # its shorter side enlarged to what a model takes, a longer one would fill the memory
 _DROPPED = 8  # times the limit: what is still read of a body that is too large, so that its sender hears why
+Words = Annotated[str, Field(max_length=1000, description="Words; with an image or a photo they are one query.")]
 
 
 class Window(BaseModel):
@@ -33,9 +34,6 @@ class Window(BaseModel):
     offset: int = Field(0, ge=0, le=2**31 - 1, description="How many images to leave out at the start.")
     limit: int = Field(24, ge=1, le=100, description="How many images to return.")
     class_name: str | None = Field(None, alias="class", description="Only images of this class.")
-
-
-Words = Annotated[str, Field(max_length=1000, description="Words; with an image or a photo they are one query.")]
 
 
 class RowSearch(Window):
