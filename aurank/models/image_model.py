@@ -168,8 +168,7 @@ class ImageModel:
     def text(self) -> TextParts:
         """The text tower, loaded when first asked for; UserError for a model that has none."""
         if self.load_text is None:
-            models = "a model of open_clip or transformers with both towers, or a run with model.text"
-            raise UserError(f"{self.name} has no text tower, so it takes no words: use {models}")
+            raise UserError(f"{self.name} has no text tower for words: open_clip, transformers and model.text have one")
         return self.load_text()
 
     @torch.inference_mode()

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import PureWindowsPath
 from typing import Annotated
@@ -73,7 +74,9 @@ class Gallery:
         self.description = index.description.replace(model, self.model, 1)
         self.version = hashlib.sha256(json.dumps(index.about, sort_keys=True).encode()).hexdigest()[:16]
         self._embeddings: dict[tuple[int | None, str, bytes], np.ndarray] = {}
-        self.takes_texts = index.load_model().load_text is not None
+        self.takes_texts = False
+        with suppress(UserError):
+            self.takes_texts = bool(index.load_model().text)
         self._thumbnail = lru_cache(_PICTURES)(
             lambda row: thumbnail(index.read_image(self._ids[row], on_white=True), SIDE)
         )
@@ -95,8 +98,7 @@ class Gallery:
                 embedding = self._embed(query)
             neighbours = self._neighbours(query, embedding)
         except UserError:  # its text names the model's file
-            thing = "this photo" if isinstance(query, PhotoSearch) and not query.text else "these words"
-            raise HTTPException(422, f"the model makes no embedding of {thing} that can be searched with") from None
+            raise HTTPException(422, "the model makes no embedding of this query that can be searched with") from None
         self._embeddings[key] = embedding  # its results are paged through
         for oldest in list(self._embeddings)[:-_QUERIES]:
             self._embeddings.pop(oldest, None)  # another thread may have been as quick

@@ -170,7 +170,7 @@ def test_a_photo_that_the_model_makes_nothing_of(index: ImageIndex, monkeypatch:
     monkeypatch.setattr(index, "embed", lambda photos: np.full((1, index.rows.embeddings.shape[1]), np.nan))
     answer = TestClient(make_app(index)).post("/api/search", files={"photo": ("a.png", photo())})
     assert answer.status_code == 422
-    assert answer.json() == {"error": "the model makes no embedding of this photo that can be searched with"}
+    assert answer.json() == {"error": "the model makes no embedding of this query that can be searched with"}
 
 
 def test_no_answer_names_a_folder_of_the_machine(client: TestClient, index: ImageIndex) -> None:

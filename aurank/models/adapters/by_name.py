@@ -113,9 +113,8 @@ def keep_model(model: ImageModel, folder: Path) -> str:
     write_safetensors(folder / _WEIGHTS, network.state_dict())
     if kind == "python":
         return ",".join([f"{kind}:{model_id}", *pairs])
-    with suppress(UserError):  # a folder without a tokeniser still takes images
-        if hasattr(model.text[1], "tokenizer"):
-            model.text[1].tokenizer.save_pretrained(folder)
+    with suppress(UserError, AttributeError):  # open_clip's own has no files; a model without one still takes images
+        model.text[1].tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
     options = dict(pair.partition("=")[::2] for pair in pairs)
     if kind == "transformers":
         network.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
