@@ -162,9 +162,7 @@ def _with_tokeniser(
     with _building(name, options, allow_code) as (library, arguments, _):
         tokenizer = library.AutoTokenizer.from_pretrained(model_id, **_located(arguments))
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made by the library where the files are missing
-        raise UserError(
-            "the model has no tokeniser beside its weights, so it takes no words: add the tokeniser's files"
-        )
+        raise UserError("the model has no tokeniser beside its weights, so it takes no words: add its files")
     return _Texts(model, tokenizer.pad_token_id), _Tokens(tokenizer, min(tokenizer.model_max_length, length))
 
 
