@@ -13,7 +13,7 @@ from oracles.mixtures import mixed_cosines
 from oracles.postprocessing import expanded
 from PIL import Image
 from safetensors.torch import load_file
-from testing.galleries import folder_of, small_index, write_coloured, write_tokeniser
+from testing.galleries import small_index, words_index
 from testing.runs import pairs_config, write_table
 
 import aurank
@@ -30,10 +30,7 @@ TEXTS = ["red mug", "blue mug", "green but blue", "", "<img src=x onerror=alert(
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with photos, a model of transformers with both towers, and an index by it."""
     folder = tmp_path_factory.mktemp("words")
-    write_coloured(folder / "photos")
-    name = folder_of(folder / "clip", "clip")
-    write_tokeniser(folder / "clip")
-    build_index(f"transformers:{name}", ImageSelection(f"folder:{folder}/photos"), out=folder / "index")
+    words_index(folder)
     return folder
 
 
@@ -173,6 +170,8 @@ def test_words_stay_text_in_a_page_and_in_json(index: ImageIndex) -> None:
     assert "<img src=x" not in page
     assert "כחול mug" in page
     assert "is gone" not in page
+    (mixed,) = search_photos(index, with_photos=[f"{index.folder}/../photos/red/5.png"], texts=["<i>but", "blue"])
+    assert "red/<wbr>5.png +1 × “&lt;i&gt;but” +1 × “blue”</p>" in results_page(index, [mixed])
     assert TEXTS[4] in json.loads(results_json(index, results))["photos"][0]["photo"]
 
 

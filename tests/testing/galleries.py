@@ -203,6 +203,14 @@ def write_tokeniser(folder: Path) -> None:
     tokeniser.save_pretrained(folder)
 
 
+def words_index(folder: Path) -> ImageIndex:
+    """Return an index, in `folder`, of `write_coloured` by an untrained network of images and texts."""
+    write_coloured(folder / "photos")
+    name = folder_of(folder / "clip", "clip")
+    write_tokeniser(folder / "clip")
+    return build_index(f"transformers:{name}", ImageSelection(f"folder:{folder}/photos"), out=folder / "index")
+
+
 def graph(
     path: Path,
     *,
