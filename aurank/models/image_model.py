@@ -175,10 +175,8 @@ class ImageModel:
     def encode_texts(self, texts: Sequence[str], batch_size: int = 64) -> np.ndarray:
         """Return the embeddings of texts, float32 [text, dim], which are compared with those of images.
 
-        A text that is longer than the model's context loses its end, as the model's own tokeniser cuts it.
-
-        Raises:
-            UserError: the model has no text tower, or its tokeniser cannot be had.
+        A text that is longer than the model's context loses its end, as the model's own tokeniser cuts it. UserError
+        for a model without a text tower, or where its tokeniser cannot be had.
         """
         module, tokenise = self.text
         device = next(self.module.parameters()).device
