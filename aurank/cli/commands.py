@@ -327,7 +327,7 @@ def search(call: Call, *, html: Path | None = None, as_json: bool = False) -> No
     from aurank.commands import ImageIndex, RunOptions
     from aurank.commands.galleries.search import results_json, results_page
 
-    options, k, paths = call["index"], call["k"], _with_stdin(call["photos"])
+    options, k, paths = call["index"], call["k"], _with_stdin(call.get("photos", ()))
     device = RunOptions(device=options.get("device")).torch_device
     index = ImageIndex.open(**{**options, "device": str(device)})
     with draw_stages("loading the model") as draw:

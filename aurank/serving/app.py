@@ -75,7 +75,7 @@ def make_app(
     searching, drawing = CapacityLimiter(limits.threads), CapacityLimiter(limits.threads)
     searches = CapacityLimiter(limits.threads + limits.waiting)
     drawings = CapacityLimiter(limits.threads + 8 * limits.waiting)
-    page = render("serve.html", title="Search by photo")
+    page = render("serve.html", title=f"Search by photo{' or words' * gallery.takes_texts}", texts=gallery.takes_texts)
     # The policy of the page names its script and its style by their digests.
     texts = re.findall(r"<(script|style)>(.*?)</\1>", page, flags=re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for _, text in texts]
