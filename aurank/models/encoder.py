@@ -210,6 +210,11 @@ class _FeatureMap(nn.Module):
             )
         return features.permute(0, 3, 1, 2) if self.last else features
 
+    forward_features = forward  # as timm names the two parts of a network
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        return features
+
 
 def _create_backbone(
     name: str, pretrained: bool, weights: str | None, channels: int, pooling: Pooling, params: dict[str, Any]
