@@ -12,6 +12,7 @@ from aurank.data.checks.findings import finding_of
 from aurank.embedding.embedded import Embedded
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
+from aurank.models.image_model import ImageModel
 
 if TYPE_CHECKING:  # a page is drawn last, and matplotlib takes most of a second
     from aurank.reporting.report_page import Examined
@@ -30,6 +31,7 @@ class Measurement:
     embedded: Embedded
     images: Manifest | None = None
     notes: Sequence[str] = ()
+    network: ImageModel | None = None
 
 
 def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[str] = ()) -> str:
@@ -41,8 +43,8 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
     data = f"{rows} of {len(np.unique(labels)):,} classes" + (f", manifest {images.sha256[:16]}" if images else "")
     facts, examined = [("model", measured.model), ("data", data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
-    source = None if images is None else images.source
-    return report_page(report, source=source, classes=classes, examined=examined, facts=facts, title=title)
+    source, model = None if images is None else images.source, measured.network
+    return report_page(report, source=source, model=model, classes=classes, examined=examined, facts=facts, title=title)
 
 
 def examine_measured(report: Report, measured: Measurement) -> "Examined":

@@ -37,8 +37,8 @@ class Explanation:
     views: tuple[np.ndarray, np.ndarray]
 
     def __str__(self) -> str:
-        how = "" if self.is_exact else ", by a linearised network"
-        return f"cosine {self.cosine:.3f}, {self.share:.0%} of it explained{how}"
+        how = "in full" if self.is_exact else f"{self.share:.0%}, linearised"
+        return f"cosine {self.cosine:.3f}, explained {how}"
 
 
 def explain(model: ImageModel, query: Photo, images: Sequence[Photo]) -> list[Explanation]:

@@ -12,6 +12,7 @@ from aurank.names import meant, nearest
 from aurank.reporting.pictures import Pictures
 
 SEED = 0
+_EXPLAINED = 2  # queries of a grid
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Item:
 class GridRow:
     query: Item
     items: list[Item]
+    alike: list[tuple[str, list[str]]]  # why the query and its first items, wrong and right, are
     ap: float
     row: int
     first_rank: int
@@ -80,7 +82,7 @@ def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> lis
     query_columns = [_text(values, len(values["query"]), name) for name in ("path", "group")]
     gallery_columns = [_text(report.gallery, count, name) for name in ("path", "group")]
     names, labels = query_names(report), gallery_names(report)
-    rows = []
+    rows = list[GridRow]()
     for index in indices:
         path, group = (str(column[index]) for column in query_columns)
         query, items = Item(path, str(names[index]), pictures.of(path), group), list[Item]()
@@ -96,5 +98,7 @@ def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> lis
         for row, score, is_right, rank, is_apart in listed:
             path, group = (str(column[row]) for column in gallery_columns)
             items.append(Item(path, str(labels[row]), pictures.of(path), group, score, is_right, rank, is_apart))
-        rows.append(GridRow(query, items, float(values["ap"][index]), *numbers))
+        first = {item.is_right: (item.rank, item.path) for item in reversed(items) if item.picture}
+        alike = pictures.explained(query.path, dict(sorted(first.values()))) if len(rows) < _EXPLAINED else []
+        rows.append(GridRow(query, items, alike, float(values["ap"][index]), *numbers))
     return rows

@@ -12,6 +12,7 @@ from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.report import Report
+from aurank.models.image_model import ImageModel
 from aurank.reporting.charts import codes, curves, svg
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
@@ -49,6 +50,7 @@ def report_page(
     report: Report,
     *,
     source: ImageSource | None = None,
+    model: ImageModel | None = None,
     classes: Sequence[str] = (),
     examined: Examined | None = None,
     course: Mapping[str, Any] | None = None,
@@ -56,7 +58,7 @@ def report_page(
     title: str = "Retrieval report",
 ) -> str:
     """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions and hubs."""
-    pictures, lists = Pictures(source), report.neighbours
+    pictures, lists = Pictures(source, model=model), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
     charts = curves({"": report})
     if report.codes:

@@ -15,8 +15,9 @@ from typing_extensions import TypedDict
 
 from aurank.commands.galleries.search import ImageIndex
 from aurank.errors import UserError
+from aurank.models import explain
 from aurank.names import meant, nearest
-from aurank.reporting.pictures import thumbnail
+from aurank.reporting.pictures import heat_maps, thumbnail
 from aurank.serving.uploads import DEEPEST, PhotoSearch, RowSearch, Window, decode_upload
 
 SIDE = 256  # pixels of the longer side of a picture
@@ -48,6 +49,13 @@ class SearchResult(TypedDict):
     offset: int
     total: Annotated[int, Field(description=f"How many can be paged through: {DEEPEST:,} at most.")]
     neighbours: list[Neighbour]
+
+
+class Reason(TypedDict):
+    text: str
+    cosine: float
+    share: Annotated[float, Field(description="Of the cosine, that the maps explain: 1 if exact.")]
+    maps: Annotated[list[str], Field(description="The query and the image with heat maps, as data URLs.")]
 
 
 class Gallery:
@@ -97,6 +105,19 @@ class Gallery:
         for oldest in list(self._embeddings)[:-_PHOTOS]:
             self._embeddings.pop(oldest, None)  # another thread may have been as quick
         return neighbours
+
+    def explain(self, query: RowSearch | PhotoSearch, row: int) -> Reason:
+        self.require(row)
+        self.require(query.row if isinstance(query, RowSearch) else row)
+        try:
+            if isinstance(query, RowSearch):
+                photo = self.index.read_image(self._ids[query.row])
+            else:
+                photo = decode_upload(query.photo, self.max_pixels)
+            reason = explain(self.index.load_model(), photo, [self.index.read_image(self._ids[row])])[0]
+        except UserError:  # its text names files
+            raise HTTPException(422, "an image is gone, or the model has no cells to explain a cosine by") from None
+        return {"text": str(reason), "cosine": reason.cosine, "share": reason.share, "maps": heat_maps(reason)}
 
     def picture(self, row: int) -> tuple[str, bytes]:
         try:

@@ -355,15 +355,20 @@ def results_json(index: ImageIndex, results: Sequence[PhotoHits]) -> str:
     return json.dumps({"index": about, "photos": photos}, indent=1)
 
 
-def results_page(index: ImageIndex, results: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = ()) -> str:
+def results_page(
+    index: ImageIndex, results: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = (), *, explained: bool = False
+) -> str:
     """Return what photos found as one HTML file with small pictures, 10 MiB of them at most."""
-    pictures = Pictures(JoinedSource([*(result.photo.source for result in results), *index.sources]))
+    sources = [*(result.photo.source for result in results), *index.sources]
+    pictures = Pictures(JoinedSource(sources), model=index.load_model() if explained else None)
     searched = []
     for number, result in enumerate(results):
-        sources = index.rows.take([hit.row for hit in result.hits])["source"].tolist()
-        places = [f"{len(results) + source}/{hit.path}" for hit, source in zip(result.hits, sources, strict=True)]
-        hits = list(zip(result.hits, map(pictures.of, places), strict=True))
-        searched.append((result, None if result.error else pictures.of(f"{number}/{result.photo.name}"), hits))
+        numbers = index.rows.take([hit.row for hit in result.hits])["source"].tolist()
+        places = [f"{len(results) + source}/{hit.path}" for hit, source in zip(result.hits, numbers, strict=True)]
+        query, shown = f"{number}/{result.photo.name}", [pictures.of(place) for place in places]
+        images = {rank: place for rank, place in enumerate(places, 1) if shown[rank - 1]}
+        hits, alike = list(zip(result.hits, shown, strict=True)), pictures.explained(query, images)
+        searched.append((result, None if result.error else pictures.of(query), hits, alike))
     notes = []
     if pictures.missing:
         notes.append(f"Pictures whose file is gone or unreadable: {len(pictures.missing):,}. The path stands instead.")

@@ -114,7 +114,27 @@ function tile(one, shortName, wantedClass) {
   if (one.class) link.append(text("name class", one.class));
   link.append(text("name", shortName));
   item.append(link);
+  if (one.score !== undefined) {
+    const why = document.createElement("button");
+    why.textContent = "Why?";
+    why.addEventListener("click", () => explain(one));
+    item.append(why);
+  }
   return item;
+}
+
+async function explain(one) {
+  const { row, upload } = asked(), form = new FormData(), [maps, line] = element("why").children;
+  if (row === null) form.set("photo", uploads.get(upload).file);
+  const body = row === null ? { body: form } : { headers: { "content-type": "application/json" }, body: JSON.stringify({ row: Number(row) }) };
+  maps.replaceChildren();
+  line.textContent = "…";
+  element("why").showModal();
+  try {
+    const reason = await answered(fetch(`api/images/${one.row}/explain`, { method: "POST", ...body }));
+    maps.replaceChildren(...reason.maps.map(url => Object.assign(new Image(), { src: url, alt: "" })));
+    line.textContent = reason.text;
+  } catch (error) { line.textContent = error.message; }
 }
 
 function text(kind, content) {
@@ -177,6 +197,7 @@ addEventListener("dragleave", event => { if (!event.relatedTarget) element("drop
 addEventListener("drop", event => { event.preventDefault(); element("drop").classList.remove("over"); searchWith(event.dataTransfer.files[0]); });
 addEventListener("paste", event => { if (event.clipboardData.files.length) searchWith(event.clipboardData.files[0]); });
 addEventListener("hashchange", load);
+element("why").addEventListener("click", event => event.currentTarget.close());
 
 async function start() {
   try {
