@@ -15,26 +15,22 @@ from aurank.errors import UserError
 from aurank.models.encoder import Encoder
 from aurank.models.image_model import ImageModel
 
-_TOLERANCE = 1e-4  # of an embedding's length
-
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What each cell of two images adds to their cosine.
+    """What each cell of two images adds to their cosine, and the `share` of the cosine that the cells add up to.
 
     Attributes:
-        cosine: of the two embeddings.
-        share: the sum of a map divided by the cosine; mean of both maps.
-        is_exact: whether an embedding is linear in its cells, and the share 1; otherwise the maps are a linearisation.
-        maps: of either image, [row of cells, column of cells]; negative where a cell makes the images less alike.
-        views: what the network sees of either image, uint8 [height, width, channel], which its cells divide evenly.
+        is_exact: whether an embedding is linear in its cells, and `share` 1; otherwise the maps are a linearisation.
+        maps: [image, row of cells, column of cells]; negative where a cell makes the images less alike.
+        views: what the network sees, in grey, uint8 [image, height, width]; the cells divide it evenly.
     """
 
     cosine: float
     share: float
     is_exact: bool
-    maps: tuple[np.ndarray, np.ndarray]
-    views: tuple[np.ndarray, np.ndarray]
+    maps: np.ndarray
+    views: np.ndarray
 
     def __str__(self) -> str:
         how = "in full" if self.is_exact else f"{self.share:.0%}, linearised"
@@ -49,7 +45,7 @@ def explain(model: ImageModel, query: Photo, images: Sequence[Photo]) -> list[Ex
     activation of the cells. A layer norm behind the pooling divides an image by a number, here a constant.
 
     Raises:
-        UserError: a photo cannot be read, or the embedding is not made of cells, but of a class token, say.
+        UserError: a photo cannot be read, or the network is not timm's, or takes its embedding from a class token.
 
     Source: the overall activation map of Zhu, Yang, Chen, Visual explanation for deep metric learning (TIP 2021),
         https://arxiv.org/abs/1909.12977; a bias is shared evenly among the cells.
@@ -59,48 +55,48 @@ def explain(model: ImageModel, query: Photo, images: Sequence[Photo]) -> list[Ex
         >>> model = aurank.load("timm:test_resnet,pretrained=false")
         >>> noise = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), np.uint8)
         >>> why = aurank.explain(model, noise[0], [noise[1]])[0]
-        >>> why.is_exact, why.maps[0].shape, abs(why.maps[0].sum() - why.cosine) < 1e-5
-        (True, (5, 5), True)
+        >>> why.is_exact, why.maps.shape, abs(why.maps[0].sum() - why.cosine) < 1e-5
+        (True, (2, 5, 5), True)
     """
     encoder, network, last = model.module, cast("Any", model.module), list[nn.Module]()
     if isinstance(encoder, Encoder):  # whose unit length is left out
         network, last = encoder.backbone, [encoder.pool, *([] if encoder.discard_head else [encoder.head])]
-    message = f"{model.name} has no cells that a cosine can be explained by, only a vector or a class token"
+    without_cells = UserError(f"{model.name} has no cells to explain a cosine by: only vectors, or a class token")
     if not hasattr(network, "forward_head"):
-        raise UserError(message)
-    pixels = [read_photo(photo, model.channels) for photo in (query, *images)]
-    shown = model.stack(pixels)
+        raise without_cells
+    shown = model.stack([read_photo(photo, model.channels) for photo in (query, *images)])
     batch = shown.to(next(network.parameters()).device)
     with torch.no_grad():
         embeddings = model.module(batch).double()
         features = network.forward_features(batch)
     axis = -1 if features.ndim == 3 or getattr(network, "output_fmt", "") == "NHWC" else 1  # of channels
     cells = features.movedim(axis, -1)
-    odd = torch.arange(cells[0, ..., 0].numel()).view(cells.shape[1:-1]).unsqueeze(-1).to(cells) % 2
-    cells = torch.cat([cells, cells[:1] * 0, cells[:1] * odd, cells[:1] * (1 - odd)]).requires_grad_()
+    odd = torch.arange(cells[0, ..., 0].numel()).to(cells).view(cells.shape[1:-1]).unsqueeze(-1) % 2
+    cells = torch.cat([cells, *(cells[:1] * mask for mask in (0, odd, 1 - odd))]).requires_grad_()
     with _ConstantScale():
         outputs = nn.Sequential(*last)(network.forward_head(cells.movedim(-1, axis)))
     constant, half, other_half = outputs[-3:].detach()
-    tolerance = _TOLERANCE * outputs[0].norm().item()
-    is_exact = torch.allclose(half + other_half - constant, outputs[0], rtol=0, atol=tolerance)
-    views = [_view(model, *pair) for pair in zip(pixels, shown, strict=True)]
+    is_exact = bool((half + other_half - constant - outputs[0]).norm() < 1e-4 * outputs[0].norm())
+    grey = shown.mean(dim=1)
+    low, high = grey.amin(dim=(1, 2), keepdim=True), grey.amax(dim=(1, 2), keepdim=True)
+    views = (255 * (grey - low) / (high - low)).nan_to_num().byte().numpy()
     explanations = []
-    for row in range(1, len(pixels)):
+    for row in range(1, len(shown)):
         sides = outputs[[0, row]]
         others = sides.detach().flip(0)
         (gradient,) = torch.autograd.grad((sides * others).sum(), cells, retain_graph=True)
         products = (gradient * cells.detach()).sum(dim=-1)[[0, row]]
         if products.ndim == 2:  # tokens, row by row, behind those of no place
             products = products[:, getattr(network, "num_prefix_tokens", 0) :]
-            height = round((products.shape[1] * batch.shape[-2] / batch.shape[-1]) ** 0.5)
+            height = round((products.shape[1] * shown.shape[-2] / shown.shape[-1]) ** 0.5)
             products = products.reshape(2, height, -1)
         if not products.any():
-            raise UserError(message)
+            raise without_cells
         maps = products + (others @ constant).view(2, 1, 1) / products[0].numel()
         maps = (maps / others.norm(dim=1).prod()).double().cpu()
-        cosine = torch.cosine_similarity(embeddings[0], embeddings[row], dim=0).item()
-        pair = (maps[0].numpy(), maps[1].numpy()), (views[0], views[row])
-        explanations.append(Explanation(cosine, maps.sum().item() / 2 / cosine, is_exact, *pair))
+        cosine = functional.cosine_similarity(embeddings[0], embeddings[row], dim=0).item()
+        share = maps.sum().item() / 2 / cosine
+        explanations.append(Explanation(cosine, share, is_exact, maps.numpy(), views[[0, row]]))
     return explanations
 
 
@@ -109,15 +105,8 @@ class _ConstantScale(TorchFunctionMode):
         return (_scaled if function is functional.layer_norm else function)(*args, **(kwargs or {}))
 
 
-def _scaled(values: Tensor, shape: Any, weight: Any = 1, bias: Any = 0, eps: float = 1e-5) -> Tensor:
-    axes = tuple(range(-len(shape), 0))
-    scale = values.detach().var(axes, correction=0, keepdim=True).add(eps).rsqrt()
-    scale[-3:] = scale[:1]  # the last three have parts of the first's cells
-    normalised: Tensor = (values - values.mean(axes, keepdim=True)) * scale * weight + bias
-    return normalised
-
-
-def _view(model: ImageModel, pixels: np.ndarray, shown: Tensor) -> np.ndarray:
-    black, white = model.stack([np.zeros_like(pixels), np.full_like(pixels, 255)])
-    levels = (255 * (shown - black) / (white - black)).nan_to_num(128, 128, 128)  # 128: what pads an image
-    return np.asarray(levels.round().clamp(0, 255).byte().permute(1, 2, 0))
+def _scaled(values: Tensor, shape: Any, weight: Any = 1, bias: Any = 0, eps: float = 1e-5) -> Any:
+    variance, mean = torch.var_mean(values, tuple(range(-len(shape), 0)), correction=0, keepdim=True)
+    scale = (variance.detach() + eps).rsqrt()
+    scale[-3:] = scale[:1]  # the last three have a part of its cells
+    return (values - mean) * scale * weight + bias

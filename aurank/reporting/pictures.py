@@ -18,7 +18,8 @@ from aurank.models.image_model import ImageModel
 SIDE = 112  # pixels of the longer side
 SMALLEST = 28  # smaller pictures are enlarged to this at least, without smoothing
 QUALITY = 80
-_ORANGE, _BLUE = (230.0, 97.0, 1.0), (30.0, 80.0, 200.0)
+_ORANGE, _BLUE = (230, 97, 1), (30, 80, 200)
+_EXPLAINED = 10  # images of one query
 
 
 @dataclass(eq=False)
@@ -50,29 +51,26 @@ class Pictures:
         return encoded
 
     def explained(self, query: str, images: Mapping[int, str]) -> list[tuple[str, list[str]]]:
-        """Return why images, by rank, are like a query: a line, and both pictures; without a model nothing."""
-        if self.model is None or self.source is None or not images:
+        """Return why the first of some images, by rank, are like a query: a line, and heat maps of both."""
+        if self.model is None or self.source is None or not images or self.budget <= 0:
             return []
+        ranks = list(images)[:_EXPLAINED]
         try:
-            first, *others = (decode(self.source, path, None) for path in (query, *images.values()))
-            reasons = zip(images, explain(self.model, first, others), strict=True)
+            photos = [decode(self.source, path, None) for path in (query, *map(images.__getitem__, ranks))]
+            reasons = zip(ranks, explain(self.model, photos[0], photos[1:]), strict=True)
             pairs = [(f"{rank} · {reason}", heat_maps(reason)) for rank, reason in reasons]
         except UserError as error:
             return [(str(error), [])]
-        sizes = np.cumsum([sum(map(len, pictures)) for _, pictures in pairs])
-        count = int((sizes <= self.budget).sum())
-        self.budget -= int(sizes[count - 1]) if count else 0
-        self.left_out += 2 * (len(pairs) - count)
-        return pairs[:count]
+        self.budget -= sum(len(picture) for _, pictures in pairs for picture in pictures)
+        return pairs
 
 
 def heat_maps(why: Explanation) -> list[str]:
     """Return both views for the `src` of an `<img>`: orange where a cell makes them alike, blue where less alike."""
-    largest, pictures = max(np.abs(cells).max() for cells in why.maps), []
-    for view, cells in zip(why.views, why.maps, strict=True):
-        strength = Image.fromarray((cells / largest).astype(np.float32))
-        heat = np.asarray(strength.resize(view.shape[1::-1], Image.Resampling.BILINEAR))[..., None]
-        grey = view[..., :3].mean(axis=2, keepdims=True)
+    pictures = []
+    for view, cells in zip(why.views, why.maps / np.abs(why.maps).max(), strict=True):
+        enlarged = Image.fromarray(cells.astype(np.float32)).resize(view.shape[::-1], Image.Resampling.BILINEAR)
+        grey, heat = view[..., None], np.asarray(enlarged)[..., None]
         mixed = grey + 0.8 * heat**2 * (np.where(heat > 0, _ORANGE, _BLUE) - grey)
         pictures.append(data_url(*thumbnail(mixed.round().astype(np.uint8), 2 * SIDE)))
     return pictures

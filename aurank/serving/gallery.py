@@ -51,13 +51,6 @@ class SearchResult(TypedDict):
     neighbours: list[Neighbour]
 
 
-class Reason(TypedDict):
-    text: str
-    cosine: float
-    share: Annotated[float, Field(description="Of the cosine, that the maps explain: 1 if exact.")]
-    maps: Annotated[list[str], Field(description="The query and the image with heat maps, as data URLs.")]
-
-
 class Gallery:
     def __init__(self, index: ImageIndex, max_pixels: int) -> None:
         self.index, self.max_pixels = index, max_pixels
@@ -106,18 +99,15 @@ class Gallery:
             self._embeddings.pop(oldest, None)  # another thread may have been as quick
         return neighbours
 
-    def explain(self, query: RowSearch | PhotoSearch, row: int) -> Reason:
-        self.require(row)
-        self.require(query.row if isinstance(query, RowSearch) else row)
+    def explain(self, query: RowSearch | PhotoSearch, row: int) -> dict[str, str | list[str]]:
+        self.require(max(row, query.row if isinstance(query, RowSearch) else 0))
+        read, size = self.index.read_image, self.max_pixels
         try:
-            if isinstance(query, RowSearch):
-                photo = self.index.read_image(self._ids[query.row])
-            else:
-                photo = decode_upload(query.photo, self.max_pixels)
-            reason = explain(self.index.load_model(), photo, [self.index.read_image(self._ids[row])])[0]
+            photo = read(self._ids[query.row]) if isinstance(query, RowSearch) else decode_upload(query.photo, size)
+            reason = explain(self.index.load_model(), photo, [read(self._ids[row])])[0]
         except UserError:  # its text names files
             raise HTTPException(422, "an image is gone, or the model has no cells to explain a cosine by") from None
-        return {"text": str(reason), "cosine": reason.cosine, "share": reason.share, "maps": heat_maps(reason)}
+        return {"text": str(reason), "pictures": heat_maps(reason)}
 
     def picture(self, row: int) -> tuple[str, bytes]:
         try:

@@ -114,27 +114,18 @@ function tile(one, shortName, wantedClass) {
   if (one.class) link.append(text("name class", one.class));
   link.append(text("name", shortName));
   item.append(link);
-  if (one.score !== undefined) {
-    const why = document.createElement("button");
-    why.textContent = "Why?";
-    why.addEventListener("click", () => explain(one));
-    item.append(why);
-  }
+  if (one.score !== undefined) item.append(Object.assign(document.createElement("button"), { textContent: "Why?", onclick: () => explain(one.row) }));
   return item;
 }
 
-async function explain(one) {
-  const { row, upload } = asked(), form = new FormData(), [maps, line] = element("why").children;
+async function explain(image) {
+  const { row, upload } = asked(), form = new FormData(), headers = row === null ? {} : { "content-type": "application/json" };
   if (row === null) form.set("photo", uploads.get(upload).file);
-  const body = row === null ? { body: form } : { headers: { "content-type": "application/json" }, body: JSON.stringify({ row: Number(row) }) };
-  maps.replaceChildren();
-  line.textContent = "…";
+  const body = row === null ? form : JSON.stringify({ row: Number(row) });
+  const reason = await answered(fetch(`api/images/${image}/explain`, { method: "POST", headers, body })).catch(error => ({ text: error.message, pictures: [] }));
+  element("maps").replaceChildren(...reason.pictures.map(src => Object.assign(new Image(), { src, alt: "" })));
+  element("reason").textContent = reason.text;
   element("why").showModal();
-  try {
-    const reason = await answered(fetch(`api/images/${one.row}/explain`, { method: "POST", ...body }));
-    maps.replaceChildren(...reason.maps.map(url => Object.assign(new Image(), { src: url, alt: "" })));
-    line.textContent = reason.text;
-  } catch (error) { line.textContent = error.message; }
 }
 
 function text(kind, content) {
