@@ -200,6 +200,7 @@ class _FeatureMap(nn.Module):
         self.model = model
         self.num_features = int(model.num_features)  # type: ignore[arg-type]  # channels of the last feature map
         self.last = getattr(model, "output_fmt", "NCHW") == "NHWC"
+        self.forward_head = nn.Identity()  # the second of the parts that timm's networks have
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.model.forward_features(images)  # type: ignore[operator]
@@ -210,10 +211,7 @@ class _FeatureMap(nn.Module):
             )
         return features.permute(0, 3, 1, 2) if self.last else features
 
-    forward_features = forward  # as timm names the two parts of a network
-
-    def forward_head(self, features: Tensor) -> Tensor:
-        return features
+    forward_features = forward
 
 
 def _create_backbone(

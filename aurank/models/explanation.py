@@ -58,7 +58,7 @@ def explain(model: ImageModel, query: Photo, images: Sequence[Photo]) -> list[Ex
         >>> why.is_exact, why.maps.shape, abs(why.maps[0].sum() - why.cosine) < 1e-5
         (True, (2, 5, 5), True)
     """
-    encoder, network, last = model.module, cast("Any", model.module), list[nn.Module]()
+    encoder, network, last = model.module.eval(), cast("Any", model.module), list[nn.Module]()
     if isinstance(encoder, Encoder):  # whose unit length is left out
         network, last = encoder.backbone, [encoder.pool, *([] if encoder.discard_head else [encoder.head])]
     without_cells = UserError(f"{model.name} has no cells to explain a cosine by: only vectors, or a class token")
