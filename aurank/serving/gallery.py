@@ -51,6 +51,11 @@ class SearchResult(TypedDict):
     neighbours: list[Neighbour]
 
 
+class Reason(TypedDict):
+    text: str
+    pictures: Annotated[list[str], Field(description="The query and the image with heat maps, as data URLs.")]
+
+
 class Gallery:
     def __init__(self, index: ImageIndex, max_pixels: int) -> None:
         self.index, self.max_pixels = index, max_pixels
@@ -99,7 +104,7 @@ class Gallery:
             self._embeddings.pop(oldest, None)  # another thread may have been as quick
         return neighbours
 
-    def explain(self, query: RowSearch | PhotoSearch, row: int) -> dict[str, str | list[str]]:
+    def explain(self, query: RowSearch | PhotoSearch, row: int) -> Reason:
         self.require(max(row, query.row if isinstance(query, RowSearch) else 0))
         read, size = self.index.read_image, self.max_pixels
         try:
