@@ -98,7 +98,7 @@ def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> lis
         for row, score, is_right, rank, is_apart in listed:
             path, group = (str(column[row]) for column in gallery_columns)
             items.append(Item(path, str(labels[row]), pictures.of(path), group, score, is_right, rank, is_apart))
-        first = {item.is_right: (item.rank, item.path) for item in reversed(items) if item.picture}
+        first = {item.is_right: (item.rank, item.path) for item in reversed(items)}
         alike = pictures.explained(query.path, dict(sorted(first.values()))) if len(rows) < _EXPLAINED else []
         rows.append(GridRow(query, items, alike, float(values["ap"][index]), *numbers))
     return rows

@@ -52,12 +52,12 @@ class Pictures:
 
     def explained(self, query: str, images: Mapping[int, str]) -> list[tuple[str, list[str]]]:
         """Return why the first of some images, by rank, are like a query: a line, and heat maps of both."""
-        if self.model is None or self.source is None or not images or self.budget <= 0:
+        shown = [item for item in images.items() if item[1] not in self.missing][:_EXPLAINED]
+        if self.model is None or self.source is None or not shown or self.budget <= 0:
             return []
-        ranks = list(images)[:_EXPLAINED]
         try:
-            photos = [decode(self.source, path, None) for path in (query, *map(images.__getitem__, ranks))]
-            reasons = zip(ranks, explain(self.model, photos[0], photos[1:]), strict=True)
+            photos = [decode(self.source, path, None) for path in (query, *dict(shown).values())]
+            reasons = zip(dict(shown), explain(self.model, photos[0], photos[1:]), strict=True)
             pairs = [(f"{rank} · {reason}", heat_maps(reason)) for rank, reason in reasons]
         except UserError as error:
             return [(str(error), [])]

@@ -365,9 +365,8 @@ def results_page(
     for number, result in enumerate(results):
         numbers = index.rows.take([hit.row for hit in result.hits])["source"].tolist()
         places = [f"{len(results) + source}/{hit.path}" for hit, source in zip(result.hits, numbers, strict=True)]
-        query, shown = f"{number}/{result.photo.name}", [pictures.of(place) for place in places]
-        images = {rank: place for rank, place in enumerate(places, 1) if shown[rank - 1]}
-        hits, alike = list(zip(result.hits, shown, strict=True)), pictures.explained(query, images)
+        query, hits = f"{number}/{result.photo.name}", list(zip(result.hits, map(pictures.of, places), strict=True))
+        alike = pictures.explained(query, dict(enumerate(places, 1)))
         searched.append((result, None if result.error else pictures.of(query), hits, alike))
     notes = []
     if pictures.missing:
