@@ -65,7 +65,8 @@ def explain(model: ImageModel, query: Photo, images: Sequence[Photo]) -> list[Ex
     encoder, network, last = model.module.eval(), cast("Any", model.module), list[nn.Module]()
     if isinstance(encoder, Encoder):  # whose unit length is left out
         network, last = encoder.backbone, [encoder.pool, *([] if encoder.discard_head else [encoder.head])]
-    without_cells = UserError(f"{model.name} has no cells to explain a cosine by: only vectors, or a class token")
+    why_not = "its embedding comes from a class token, or it is no network of timm"
+    without_cells = UserError(f"{model.name} has no cells to explain a cosine by: {why_not}")
     if not hasattr(network, "forward_head"):
         raise without_cells
     shown = model.stack([read_photo(photo, model.channels) for photo in (query, *images)])

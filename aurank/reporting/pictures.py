@@ -60,6 +60,7 @@ class Pictures:
             reasons = zip(dict(shown), explain(self.model, photos[0], photos[1:]), strict=True)
             pairs = [(f"{rank} · {reason}", heat_maps(reason)) for rank, reason in reasons]
         except UserError as error:
+            self.model = None  # a page says it once
             return [(str(error), [])]
         self.budget -= sum(len(picture) for _, pictures in pairs for picture in pictures)
         return pairs
