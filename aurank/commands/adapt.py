@@ -23,7 +23,7 @@ from aurank.config.schema import EMBEDDINGS
 from aurank.data import Manifest
 from aurank.embedding.build import build_encoder, with_features
 from aurank.embedding.embedded import Embedded, evaluation_options
-from aurank.embedding.image_selection import ALL, ImageSelection, located, read_whole
+from aurank.embedding.image_selection import ALL, ImageSelection, read_whole
 from aurank.embedding.locations import BEST
 from aurank.embedding.select_images import class_folds
 from aurank.embedding.settings import read_data
@@ -121,9 +121,10 @@ def _read(data: str | Manifest, out: Path) -> tuple[Config, Manifest]:
     if isinstance(data, str) and Path(path).exists() and not path.endswith((".yaml", ".yml")):
         base = str(out / "first.yaml")
         write_first_configuration(path, base, overwrite=True)
-    elif read_data(data) is not None:
-        base = "grocery/finetuned"
-        overrides += [f"data.{key}={json.dumps(value)}" for key, value in located(data).items()] + HEADS["head, SupCon"]
+    elif not isinstance(section := read_data(data), Config):
+        base, given = "grocery/finetuned", section.data.model_dump(mode="json", exclude_unset=True)
+        images = [f"data.{key}={json.dumps(value)}" for key, value in given.items()]
+        overrides = [*images, *HEADS["head, SupCon"], *overrides]
     config = _changed(read_config(str(base)), *overrides)
     is_other = config.data.name == EMBEDDINGS or config.data.train_labels == "image" or config.model.text is not None
     if is_other or config.model.init_from is not None:

@@ -19,7 +19,7 @@ from aurank.data.checks.findings import classes_with_pairs
 from aurank.data.decode import quiet_decoding
 from aurank.data.manifest import by_ending
 from aurank.data.readers.folders import holds_splits
-from aurank.embedding.image_selection import data_folder, read_whole
+from aurank.embedding.image_selection import data_folder, located, read_whole
 from aurank.embedding.select_images import require_likely_classes
 from aurank.embedding.settings import read_data_config
 from aurank.errors import UserError
@@ -70,13 +70,8 @@ def write_first_configuration(
     folder, out = Path(images), Path(out)
     require_writable(out, suffix=".yaml")
     require_absent(out, overwrite=overwrite)
-    changes = [override for override in overrides if override.startswith("data.")]
-    section: dict[str, Any] = {"name": "folder", "root": str(folder.parent), "params": {"path": folder.name}}
-    if folder.suffix in (".csv", ".parquet", ".pq"):
-        section |= {"name": "table", "params": {"file": folder.name}}
-    elif folder.is_dir():
-        section |= {"root": str(folder), "params": {}}
-    config = read_data_config(section, changes)
+    reader = "table" if folder.suffix in (".csv", ".parquet", ".pq") else "folder"
+    config = read_data_config(located(f"{reader}:{folder}"), [each for each in overrides if each.startswith("data.")])
     manifest, config = _read_folders(config) if config.name == "folder" else (read_whole(config), config)
     if manifest.texts is not None:
         raise UserError(f"{folder} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
@@ -93,10 +88,11 @@ def write_first_configuration(
     model, name = shlex.quote(published_model(read_config(out))), shlex.quote(str(out))
     run, data = shlex.quote(f"runs/{out.stem}"), f"--data {name}"
     measuring = is_labelled * [f"aurank evaluate --model {model} {data} --out before"]
-    comparing = is_labelled * [f"aurank evaluate --model aurank:{run}/best --out after", "aurank compare before after"]
+    comparing = [f"aurank evaluate --model aurank:{run}/best --out after", f"aurank compare before after {data}"]
     index = [f"aurank index build --model aurank:{run}/best {data} --split all --out index", "aurank serve index"]
-    adapting = is_labelled * [f"aurank adapt {name} --out {run}-adapted"]
-    commands = [*adapting, f"aurank doctor {name}", *measuring, f"aurank train {name} --out {run}", *comparing, *index]
+    adapting = is_labelled * [f"aurank adapt {name} --out runs/adapted"]
+    training = [f"aurank train {name} --out {run}", *is_labelled * comparing]
+    commands = [*adapting, f"aurank doctor {name}", *measuring, *training, *index]
     following = [f"written, with a reason beside each choice: {out}. To go on:", *(f"  {line}" for line in commands)]
     if ",input_size" in model and ",weights=" not in model:
         following.append(f"Without network take a file of weights: aurank train {name} model.weights=FILE")
@@ -178,11 +174,9 @@ def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: l
     counts, splits = manifest.class_counts, [f"{split} {count:,}" for split, count in manifest.split_sizes.items()]
     least, most = counts.min(), counts.max()
     each = f"{most:,} each" if least == most else f"{least:,} to {most:,} each, median {np.median(counts):,.0f}"
-    of = (
-        f" of {len(counts):,} classes, {each}; {', '.join(splits)}"
-        if most > 1
-        else ", no folder of which names a class"
-    )
+    of = f" of {len(counts):,} classes, {each}; {', '.join(splits)}"
+    if most == 1:
+        of = ", no folder of which names a class"
     lines = [f"{manifest.name}: {len(manifest):,} images{of}"]
     if len(sizes):
         low, high = np.percentile(sizes.min(axis=1), [5, 95])

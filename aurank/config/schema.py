@@ -324,10 +324,11 @@ OneOrMore = Annotated[
 class DataSection(Strict):
     """A configuration with the data section alone, as measuring a model needs it."""
 
+    seed: int = key(0, "Seed of all randomness.", ge=0, le=2**32 - 1)
     data: DataConfig = Field(description="Which images, and what is done to them.")
 
 
-class Config(Strict):
+class Config(DataSection):
     """Everything that a run depends on; ``load_config`` builds it from a file.
 
     Example:
@@ -337,8 +338,6 @@ class Config(Strict):
         112
     """
 
-    seed: int = key(0, "Seed of all randomness.", ge=0, le=2**32 - 1)
-    data: DataConfig = Field(description="Which images, and what is done to them.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Which images make a batch.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The encoder.")
     loss: OneOrMore = Field(description="The loss, or a list of losses whose weighted sum it is.")

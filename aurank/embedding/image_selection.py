@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aurank.config import Choices, Config, DataConfig, load_config, shipped_configs
-from aurank.config.schema import EMBEDDINGS
+from aurank.config.schema import EMBEDDINGS, DataSection
 from aurank.data.readers import READERS
 from aurank.data.readers.given import GIVEN
 from aurank.errors import OptionRule, UserError, check_options
@@ -70,7 +70,7 @@ class ImageSelection:
     @property
     def settings(self) -> dict[str, Any]:
         """What the section `evaluate` of a configuration that `data` names sets."""
-        if (config := _configuration(self.data)) is None:
+        if not isinstance(config := _configuration(self.data), Config):
             return {}
         return {name: getattr(config.evaluate, name) for name in config.evaluate.model_fields_set}
 
@@ -87,10 +87,10 @@ class ImageSelection:
         return None if self.protocol is None else find_protocol(self.protocol)
 
 
-def _configuration(data: "str | Manifest | None") -> Config | None:
+def _configuration(data: "str | Manifest | None") -> DataSection | None:
     shipped = shipped_configs()
     is_one = isinstance(data, str) and (data in shipped or data.endswith((".yaml", ".yml")))
-    return load_config(shipped.get(str(data), str(data)), choices=DATA) if is_one else None
+    return load_config(shipped.get(str(data), str(data)), choices=DATA, schema=DataSection) if is_one else None
 
 
 def located(data: "str | Manifest") -> dict[str, Any]:
