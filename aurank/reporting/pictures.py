@@ -51,9 +51,9 @@ class Pictures:
         return encoded
 
     def explained(self, query: str, images: Mapping[int, str]) -> list[tuple[str, list[str]]]:
-        """Return why the first of some images, by rank, are like a query: a line, and heat maps of both."""
-        shown = [item for item in images.items() if item[1] not in self.missing][:_EXPLAINED]
-        if self.model is None or self.source is None or not shown or self.budget <= 0:
+        """Return why images of the page, by rank, are like a query: a line, and heat maps of both."""
+        shown = [item for item in images.items() if item[1] in self._made][:_EXPLAINED]
+        if self.model is None or self.source is None or query not in self._made or not shown or self.budget <= 0:
             return []
         try:
             photos = [decode(self.source, path, None) for path in (query, *dict(shown).values())]

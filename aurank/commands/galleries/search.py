@@ -359,19 +359,19 @@ def results_page(
     index: ImageIndex, results: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = (), *, explained: bool = False
 ) -> str:
     """Return what photos found as one HTML file with small pictures, 10 MiB of them at most."""
-    sources = [*(result.photo.source for result in results), *index.sources]
-    pictures = Pictures(JoinedSource(sources), model=index.load_model() if explained else None)
-    searched = []
+    joined = JoinedSource([*(result.photo.source for result in results), *index.sources])
+    pictures = Pictures(joined, model=index.load_model() if explained else None)
+    searched, alike = [], []
     for number, result in enumerate(results):
-        numbers = index.rows.take([hit.row for hit in result.hits])["source"].tolist()
-        places = [f"{len(results) + source}/{hit.path}" for hit, source in zip(result.hits, numbers, strict=True)]
-        query, hits = f"{number}/{result.photo.name}", list(zip(result.hits, map(pictures.of, places), strict=True))
-        alike = pictures.explained(query, dict(enumerate(places, 1)))
-        searched.append((result, None if result.error else pictures.of(query), hits, alike))
+        sources = index.rows.take([hit.row for hit in result.hits])["source"].tolist()
+        places = [f"{len(results) + source}/{hit.path}" for hit, source in zip(result.hits, sources, strict=True)]
+        hits = list(zip(result.hits, map(pictures.of, places), strict=True))
+        searched.append((result, None if result.error else pictures.of(f"{number}/{result.photo.name}"), hits))
+        alike.append(pictures.explained(f"{number}/{result.photo.name}", dict(enumerate(places, 1))))
     notes = []
     if pictures.missing:
         notes.append(f"Pictures whose file is gone or unreadable: {len(pictures.missing):,}. The path stands instead.")
     if pictures.left_out:
         notes.append(f"{pictures.left_out:,} pictures are left out to keep this file small.")
     facts = [("index", index.description), *options]
-    return render("search.html", title="Found", photos=searched, facts=facts, notes=notes)
+    return render("search.html", title="Found", photos=searched, alike=alike, facts=facts, notes=notes)
