@@ -114,7 +114,7 @@ function tile(one, shortName, wantedClass) {
   if (one.class) link.append(text("name class", one.class));
   link.append(text("name", shortName));
   item.append(link);
-  if (one.score !== undefined) item.append(Object.assign(document.createElement("button"), { textContent: "Why?", onclick: () => explain(one.row) }));
+  if (one.score !== undefined && (asked().row ?? asked().upload) !== null) item.append(Object.assign(document.createElement("button"), { textContent: "Why?", onclick: () => explain(one.row) }));
   return item;
 }
 
