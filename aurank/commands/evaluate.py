@@ -15,6 +15,7 @@ from aurank.commands.report import Measurement, evaluation_page
 from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data.checks.findings import DoctorReport
 from aurank.data.checks.negatives import TEXTS, Table, examine_negatives, write_negatives
+from aurank.data.manifest import count_labels
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.collection import is_collection, read_collection
 from aurank.embedding.embedded import TRIAL, Embedded, evaluate_together, noted, trial_of
@@ -387,7 +388,7 @@ def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSe
         raise UserError(f"{path} holds image {str(repeated[0])!r} twice; embed each image once, or add {_KEEP}")
     if protocol is not None:
         protocol.require_same(embedded, select(images, None).images)
-    return embedded, [f"model {model}; {len(set(embedded.labels.tolist())):,} classes", *notes]
+    return embedded, [f"model {model}; {count_labels(embedded)}", *notes]
 
 
 def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Embedded = TRIAL) -> None:

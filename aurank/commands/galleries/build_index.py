@@ -97,6 +97,7 @@ def build_index(
         width = prepared.model.encode(np.zeros((1, 32, 32, prepared.model.channels), np.uint8)).shape[1]
         if folder is None and is_first:  # another model is refused before it embeds
             about |= {"dim": width, "factory": factory}
+            about |= {"multi_label": True} if manifest.multi_label else {}
             filling = CollectionRows.make(str(out), prepared.model, about, overwrite=overwrite)
         if gallery_embeddings is None:
             embedded, notes = prepared.embed()
