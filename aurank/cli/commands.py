@@ -285,7 +285,9 @@ def embed(call: Call) -> None:
 def mine(call: Call) -> None:
     out = call["out"]
     _, report = call()
-    console.say(report, f"written to {out / 'negatives.parquet'}, to look at: {out / 'mine.html'}")
+    files = "negatives.parquet", f", to look at: {out / 'mine.html'}"
+    name, page = ("selected.csv", "") if "select" in call else files
+    console.say(report, f"written to {out / name}{page}")
 
 
 def probe(call: Call) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from pydantic import PositiveInt
 
+from aurank.arrays import Rows, select_rows
 from aurank.commands.galleries.align import mapped_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement, evaluation_page
@@ -34,11 +35,13 @@ from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
-from aurank.files import write_text
+from aurank.evaluation.selection import class_margins, distance_to_nearest, farthest_first
+from aurank.files import csv_text, write_text
 from aurank.reporting.doctor_page import doctor_page
 from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results
 
 _KEEP = "data.repeated=keep"
+DRAWS = 5  # of random images, beside a choice
 RESAMPLES, NEIGHBOURS = 1000, 10  # of a page: 0.25 s for 60,502 queries of 11,316 classes, 15 metrics
 
 
@@ -255,11 +258,16 @@ def mine_model(
     margin: float = np.inf,
     suspect: float = 0.3,
     distance: str = "cosine",
+    select: PositiveInt | None = None,
+    by: Literal["diverse", "uncertain"] = "diverse",
+    labelled: Path | None = None,
     labels: Path | None = None,
     out: Path | None = None,
     running: RunOptions | None = None,
-) -> tuple[Table, DoctorReport]:
+) -> tuple[Table, DoctorReport | str]:
     """Return pairs of images and their hard negatives, by labels alone, and what the doctor finds in them.
+
+    With `select` return instead a table of the images to label, and its coverage in words.
 
     Args:
         model, labels, running: as for ``evaluate_model``.
@@ -268,7 +276,10 @@ def mine_model(
         margin: keep those less than this behind the best positive, such as 0.1.
         suspect: part of a negative's neighbours that makes it suspect.
         distance: cosine, dot or euclidean.
-        out: folder for negatives.parquet and mine.html.
+        select: instead of mining, choose so many images to label, by cosine distance.
+        by: diverse: each the farthest from all before it; uncertain: the least margin between two labelled classes.
+        labelled: the model's embeddings (.npz) of images that have labels already.
+        out: folder for negatives.parquet and mine.html, or for selected.csv.
 
     Example:
         >>> import tempfile
@@ -280,6 +291,9 @@ def mine_model(
     """
     images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
     require_one_of(DISTANCES, distance=distance)
+    known = None if labelled is None else Embedded.load(labelled)
+    if by == "uncertain" and (known is None or len(np.unique(known.labels)) < 2):
+        raise UserError("--by uncertain needs --labelled FILE: embeddings of labelled images, of two classes or more")
     source, prepared = split_name(model)[1], None
     if model.startswith("embeddings:"):
         embedded, notes = saved_embeddings(model, source, labels, images)
@@ -287,17 +301,26 @@ def mine_model(
         prepared = prepare_model(model, images, running, labels=labels)
         manifest = prepared.dataset.manifest
         source = manifest.name
-        require_measurable(manifest, pooled=False)
-        require_likely_classes(manifest, prepared.data, counts="to be mined")
+        if select is None:
+            require_measurable(manifest, pooled=False)
+            require_likely_classes(manifest, prepared.data, counts="to be mined")
     listed = embedded if manifest is None else manifest
     paths = [*map(str, listed.paths)] if any(listed.paths) else [f"row {row}" for row in embedded.ids.tolist()]
-    if listed.positives is not None or listed.multi_label or len(set(paths)) < len(paths):
+    is_plain = listed.positives is None and not listed.multi_label and len(set(paths)) == len(paths)
+    if select is None and not is_plain:
         raise UserError(
             f"negatives of {source} are mined by classes and named by paths: list each image once, in one class"
         )
     if prepared is not None:
         embedded, notes = prepared.embed()
         running.tell(*prepared.remarks, *notes[1:])
+    images_named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
+    if select is not None:
+        count = min(select, len(images_named))
+        table, coverage = _choose(embedded.embeddings, images_named, count, by, known, str(running.torch_device))
+        if out is not None:
+            write_text(out / "selected.csv", csv_text([table, *zip(*table.values(), strict=True)]))
+        return table, f"{count:,} of {len(images_named):,} images of {source}, {by}: {coverage}"
     pairs = mine_negatives(
         embedded.embeddings,
         embedded.labels,
@@ -310,7 +333,6 @@ def mine_model(
     pairs = {name: values[pairs["margin"] < margin] for name, values in pairs.items()}
     if not len(pairs["query"]):
         raise UserError(f"no image of {source} has a positive, and a negative within --margin {margin}")
-    images_named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
     texts = [kind[pairs[side]] for kind in (images_named, names.astype(str).astype(object)) for side in TEXTS[:2]]
     table = {**pairs, **dict(zip(TEXTS, texts, strict=True))}
@@ -323,6 +345,28 @@ def mine_model(
         page = doctor_page(report, title="Mining", summary=summary, command=running.command or "")
         write_text(out / "mine.html", page)
     return table, report
+
+
+def _choose(
+    rows: Rows, paths: np.ndarray, count: int, by: str, known: Embedded | None, device: str
+) -> tuple[Table, str]:
+    covered = (
+        np.full(len(rows), np.inf) if known is None else distance_to_nearest(rows, known.embeddings, device=device)
+    )
+    if known is not None and by == "uncertain":
+        margin, nearest = class_margins(rows, known.embeddings, known.labels)
+        chosen = np.argsort(margin, kind="stable")[:count]
+        names = nearest if known.classes is None else known.classes[nearest]
+        columns = {"margin": margin[chosen], "nearest": names[chosen, 0], "second": names[chosen, 1]}
+    else:
+        chosen, distance = farthest_first(rows, count, None if known is None else covered)
+        columns = {"distance": distance}
+    draws = [np.random.default_rng(seed).choice(len(rows), count, replace=False) for seed in range(DRAWS)]
+    choices = [distance_to_nearest(rows, select_rows(rows, choice), device=device) for choice in (chosen, *draws)]
+    largest, *random = (np.minimum(covered, distance).max() for distance in choices)
+    of = "one" if known is None else "one or a labelled image"
+    compared = f"{np.mean(random):.4f} for as many at random, the mean of {DRAWS} draws"
+    return {"path": paths[chosen], **columns}, f"no image is farther than {largest:.4f} from a chosen {of}; {compared}"
 
 
 def _measure(
