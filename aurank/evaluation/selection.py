@@ -22,9 +22,8 @@ def farthest_first(
 ) -> tuple[Int64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
     """Return k rows, each the farthest in cosine distance from all before it, and these distances.
 
-    Their coverage, the largest distance of a row to the nearest chosen one, is at most twice the least that k rows can
-    have. `covered`: the distances of rows to what is labelled already; without it the first row is chosen first, at the
-    distance infinity.
+    The largest angle of a row to its nearest chosen one is then at most twice the least that k rows can have.
+    `covered`: the distances of rows to what is labelled already; without it row 0 is the first, infinitely far.
 
     Source: Gonzalez, 1985; k-Center-Greedy of Sener & Savarese, ICLR 2018, https://arxiv.org/abs/1708.00489
 

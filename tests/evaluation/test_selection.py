@@ -1,0 +1,74 @@
+"""Images to label are those that slow loops choose, and their coverage keeps the bound of the greedy choice."""
+
+import itertools
+
+import numpy as np
+import pytest
+from oracles import selection as oracles
+from sklearn.metrics import pairwise_distances, pairwise_distances_argmin_min
+
+from aurank.arrays import MappedRows
+from aurank.errors import UserError
+from aurank.evaluation import selection
+from aurank.evaluation.index import neighbours
+from aurank.evaluation.selection import class_margins, distance_to_nearest, farthest_first
+
+
+@pytest.mark.parametrize("known", [0, 1, 7])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_the_farthest_first_are_those_of_a_loop(known: int, in_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(known)
+    rows = (rng.standard_normal((60, 5)) * rng.uniform(0.1, 9, (60, 1))).astype(np.float32)
+    centres = rng.standard_normal((known, 5)).astype(np.float32)
+    monkeypatch.setattr(neighbours, "BLOCK", 7 * 5)  # in several pieces
+    given = MappedRows([rows[:25], rows[25:]]) if in_parts else rows
+    covered = distance_to_nearest(given, centres) if known else None
+    chosen, distance = farthest_first(given, 20, covered)
+    expected, gaps = oracles.farthest_first(rows, 20, centres)
+    assert chosen.tolist() == expected
+    np.testing.assert_allclose(distance, gaps, atol=1e-14)
+
+
+def test_every_row_is_chosen_once_even_among_copies() -> None:
+    rows = np.repeat(np.eye(3, dtype=np.float32), 4, axis=0)
+    chosen, distance = farthest_first(rows, 12)
+    assert sorted(chosen.tolist()) == list(range(12))
+    assert distance.tolist() == [np.inf, 1, 1, *[0] * 9]
+
+
+def test_the_distance_to_chosen_rows_is_that_of_sklearn() -> None:
+    rows = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)
+    centres = rows[::11] + np.float32(0.01)
+    _, expected = pairwise_distances_argmin_min(rows.astype(np.float64), centres.astype(np.float64), metric="cosine")
+    np.testing.assert_allclose(distance_to_nearest(rows, centres), expected, atol=1e-12)
+
+
+def test_the_coverage_is_at_most_twice_the_best_in_angles_and_below_random_choices() -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.standard_normal((13, 3))
+    angles = np.arccos(np.clip(1 - pairwise_distances(rows, metric="cosine"), -1, 1))
+    best = min(angles[:, list(three)].min(axis=1).max() for three in itertools.combinations(range(13), 3))
+    chosen, _ = farthest_first(rows, 3)
+    assert best <= angles[:, chosen].min(axis=1).max() <= 2 * best
+    clusters = np.repeat(rows, [100, *[2] * 12], axis=0) + 0.01 * rng.standard_normal((124, 3))
+    random = [rng.choice(124, 13, replace=False) for _ in range(20)]
+    largest, *others = (
+        distance_to_nearest(clusters, clusters[few]).max() for few in [farthest_first(clusters, 13)[0], *random]
+    )
+    assert largest < 0.01 < min(others)
+
+
+def test_margins_and_classes_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    rows, gallery = rng.standard_normal((40, 4)), rng.standard_normal((23, 4))
+    labels = rng.integers(0, 6, 23) * 7 - 3
+    monkeypatch.setattr(selection, "BLOCK", 23 * 9)  # in several pieces
+    margin, nearest = class_margins(rows, gallery, labels)
+    expected = [oracles.class_margin(row, gallery, labels.tolist()) for row in rows]
+    np.testing.assert_allclose(margin, [one for one, _ in expected], atol=1e-14)
+    assert nearest.tolist() == [classes for _, classes in expected]
+
+
+def test_a_row_of_zeros_is_named() -> None:
+    with pytest.raises(UserError, match="row 1 of the query embeddings is all zeros"):
+        farthest_first(np.array([[1.0, 0.0], [0.0, 0.0]]), 1)
