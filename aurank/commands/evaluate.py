@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 from pydantic import PositiveInt
 
-from aurank.arrays import Rows, select_rows
+from aurank.arrays import Rows
 from aurank.commands.galleries.align import mapped_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement, evaluation_page
@@ -29,13 +29,13 @@ from aurank.evaluation.calibration import Calibration, calibrate, check_aim
 from aurank.evaluation.compare import compare
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.evaluate import EvaluateOptions
-from aurank.evaluation.index.neighbours import check_index
+from aurank.evaluation.index.neighbours import check_index, check_rows
 from aurank.evaluation.inputs import byte_count, require_one_of
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
-from aurank.evaluation.selection import class_margins, distance_to_nearest, farthest_first
+from aurank.evaluation.selection import farthest_first, nearest_classes
 from aurank.files import csv_text, write_text
 from aurank.reporting.doctor_page import doctor_page
 from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results
@@ -317,7 +317,7 @@ def mine_model(
     images_named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
     if select is not None:
         count = min(select, len(images_named))
-        table, coverage = _choose(embedded.embeddings, images_named, count, by, known, str(running.torch_device))
+        table, coverage = _choose(embedded.embeddings, images_named, count, by, known)
         if out is not None:
             write_text(out / "selected.csv", csv_text([table, *zip(*table.values(), strict=True)]))
         return table, f"{count:,} of {len(images_named):,} images of {source}, {by}: {coverage}"
@@ -347,26 +347,31 @@ def mine_model(
     return table, report
 
 
-def _choose(
-    rows: Rows, paths: np.ndarray, count: int, by: str, known: Embedded | None, device: str
-) -> tuple[Table, str]:
-    covered = (
-        np.full(len(rows), np.inf) if known is None else distance_to_nearest(rows, known.embeddings, device=device)
-    )
+def _choose(rows: Rows, paths: np.ndarray, count: int, by: str, known: Embedded | None) -> tuple[Table, str]:
+    labelled = np.asarray(rows[:0] if known is None else known.embeddings)
+    if labelled.shape[1] != rows.shape[1]:
+        raise UserError(f"--labelled has {labelled.shape[1]} numbers a row, the model {rows.shape[1]}: use one model")
+    for side, embeddings in (("query", rows), ("labelled", labelled)):
+        check_rows(embeddings, side=side, distance="cosine")
     if known is not None and by == "uncertain":
-        margin, nearest = class_margins(rows, known.embeddings, known.labels)
+        cosine, nearest = nearest_classes(rows, labelled, known.labels, 2)
+        margin = cosine[:, 0] - cosine[:, 1]
         chosen = np.argsort(margin, kind="stable")[:count]
-        names = nearest if known.classes is None else known.classes[nearest]
-        columns = {"margin": margin[chosen], "nearest": names[chosen, 0], "second": names[chosen, 1]}
+        names = nearest[chosen] if known.classes is None else known.classes[nearest[chosen]]
+        columns = {"margin": margin[chosen], "nearest": names[:, 0], "second": names[:, 1]}
     else:
-        chosen, distance = farthest_first(rows, count, None if known is None else covered)
+        covered = np.inf if known is None else _distance(rows, labelled)
+        chosen, distance = farthest_first(rows, count, covered)
         columns = {"distance": distance}
     draws = [np.random.default_rng(seed).choice(len(rows), count, replace=False) for seed in range(DRAWS)]
-    choices = [distance_to_nearest(rows, select_rows(rows, choice), device=device) for choice in (chosen, *draws)]
-    largest, *random = (np.minimum(covered, distance).max() for distance in choices)
+    largest, *random = (_distance(rows, np.concatenate([labelled, rows[choice]])).max() for choice in (chosen, *draws))
     of = "one" if known is None else "one or a labelled image"
     compared = f"{np.mean(random):.4f} for as many at random, the mean of {DRAWS} draws"
     return {"path": paths[chosen], **columns}, f"no image is farther than {largest:.4f} from a chosen {of}; {compared}"
+
+
+def _distance(rows: Rows, centres: np.ndarray) -> np.ndarray:
+    return 1 - nearest_classes(rows, centres, np.zeros(len(centres), np.int64), 1)[0][:, 0]
 
 
 def _measure(

@@ -4,21 +4,26 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from aurank.arrays import Rows
-from aurank.evaluation.engine.nearest import nearest_rows
-from aurank.evaluation.index.neighbours import BLOCK, blocks, check_rows, row_blocks, scaled_rows
-from aurank.evaluation.inputs import RetrievalProblem
+from aurank.evaluation.index.neighbours import BLOCK, blocks, row_blocks, scaled_rows
 
 
-def distance_to_nearest(embeddings: Rows, centres: Rows, device: str = "cpu") -> Float64[np.ndarray, " row"]:
-    """Return the exact cosine distance of each row to its nearest centre."""
-    label = np.zeros(max(len(embeddings), len(centres)), np.int64)
-    sides = {"gallery": centres, "gallery_labels": label[: len(centres)]}
-    problem = RetrievalProblem(embeddings, labels=label[: len(embeddings)], **sides)
-    return np.asarray(1 - nearest_rows(problem, 1, device=device).score[:, 0])
+def nearest_classes(
+    embeddings: Rows, gallery: Rows, labels: Int64[np.ndarray, " gallery"], k: int
+) -> tuple[Float64[np.ndarray, "row k"], Int64[np.ndarray, "row k"]]:
+    """Return the cosines of each row's k nearest classes, by their nearest gallery row, and the labels of these."""
+    order = np.argsort(labels, kind="stable")
+    names, starts = np.unique(labels[order], return_index=True)
+    classed = scaled_rows(gallery[order], "cosine")
+    cosine, nearest = np.empty((len(embeddings), k)), np.empty((len(embeddings), k), np.int64)
+    for rows in blocks(len(embeddings), max(1, BLOCK // max(classed.shape))):
+        by_class = np.maximum.reduceat(scaled_rows(embeddings[rows], "cosine") @ classed.T, starts, axis=1)
+        first = np.argsort(-by_class, axis=1, kind="stable")[:, :k]
+        cosine[rows], nearest[rows] = np.take_along_axis(by_class, first, axis=1), names[first]
+    return cosine, nearest
 
 
 def farthest_first(
-    embeddings: Rows, k: int, covered: Float64[np.ndarray, " row"] | None = None
+    embeddings: Rows, k: int, covered: Float64[np.ndarray, " row"] | float = np.inf
 ) -> tuple[Int64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
     """Return k rows, each the farthest in cosine distance from all before it, and these distances.
 
@@ -32,8 +37,7 @@ def farthest_first(
         >>> farthest_first(rows, 3)[0].tolist()
         [0, 3, 2]
     """
-    check_rows(embeddings, side="query", distance="cosine")
-    nearest = np.full(len(embeddings), np.inf) if covered is None else covered.copy()
+    nearest = np.zeros(len(embeddings)) + covered
     chosen, distance = np.zeros(k, np.int64), np.zeros(k)
     lengths = [np.linalg.norm(np.asarray(embeddings[rows], np.float64), axis=1) for rows in row_blocks(embeddings)]
     for step in range(k):
@@ -45,22 +49,3 @@ def farthest_first(
             np.minimum(nearest[rows], 1 - cosine, out=nearest[rows])
         nearest[chosen[: step + 1]] = -np.inf
     return chosen, distance
-
-
-def class_margins(
-    embeddings: Rows, gallery: Rows, labels: Int64[np.ndarray, " gallery"]
-) -> tuple[Float64[np.ndarray, " row"], Int64[np.ndarray, "row 2"]]:
-    """Return the cosine of each row's nearest class less that of the second, and both labels.
-
-    A class is as near as its nearest gallery row; there are two or more.
-    """
-    order = np.argsort(labels, kind="stable")
-    names, starts = np.unique(labels[order], return_index=True)
-    classed = scaled_rows(gallery[order], "cosine")
-    margin, nearest = np.empty(len(embeddings)), np.empty((len(embeddings), 2), np.int64)
-    for rows in blocks(len(embeddings), max(1, BLOCK // len(classed))):
-        cosine = np.maximum.reduceat(scaled_rows(embeddings[rows], "cosine") @ classed.T, starts, axis=1)
-        two = np.argsort(-cosine, axis=1, kind="stable")[:, :2]
-        first, second = np.take_along_axis(cosine, two, axis=1).T
-        margin[rows], nearest[rows] = first - second, names[two]
-    return margin, nearest

@@ -182,3 +182,8 @@ def test_images_without_labels_are_chosen_and_what_lacks_labels_is_refused(place
         "mine", *model, "--select", "5", "--by", "uncertain"
     )
     assert "--labelled needs --select" in aurank.refused("mine", *model, "--labelled", "rows.npz")
+    np.savez("wide.npz", embeddings=np.eye(4), labels=[0, 0, 1, 1])
+    np.savez("zero.npz", embeddings=np.eye(3)[[0, 1, 1]] * [[1], [0], [1]], labels=[0, 0, 1])
+    saved = ("mine", "--model", "embeddings:rows.npz", "--out", "chosen", "--select", "5", "--labelled")
+    assert "--labelled has 4 numbers a row, the model 3" in aurank.refused(*saved, "wide.npz")
+    assert "row 1 of the labelled embeddings is all zeros" in aurank.refused(*saved, "zero.npz")

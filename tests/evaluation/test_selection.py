@@ -7,11 +7,14 @@ import pytest
 from oracles import selection as oracles
 from sklearn.metrics import pairwise_distances, pairwise_distances_argmin_min
 
-from aurank.arrays import MappedRows
-from aurank.errors import UserError
+from aurank.arrays import MappedRows, Rows
 from aurank.evaluation import selection
 from aurank.evaluation.index import neighbours
-from aurank.evaluation.selection import class_margins, distance_to_nearest, farthest_first
+from aurank.evaluation.selection import farthest_first, nearest_classes
+
+
+def distance_to_nearest(rows: Rows, centres: np.ndarray) -> np.ndarray:
+    return 1 - nearest_classes(rows, centres, np.zeros(len(centres), np.int64), 1)[0][:, 0]
 
 
 @pytest.mark.parametrize("known", [0, 1, 7])
@@ -22,7 +25,7 @@ def test_the_farthest_first_are_those_of_a_loop(known: int, in_parts: bool, monk
     centres = rng.standard_normal((known, 5)).astype(np.float32)
     monkeypatch.setattr(neighbours, "BLOCK", 7 * 5)  # in several pieces
     given = MappedRows([rows[:25], rows[25:]]) if in_parts else rows
-    covered = distance_to_nearest(given, centres) if known else None
+    covered = distance_to_nearest(given, centres) if known else np.inf
     chosen, distance = farthest_first(given, 20, covered)
     expected, gaps = oracles.farthest_first(rows, 20, centres)
     assert chosen.tolist() == expected
@@ -63,12 +66,8 @@ def test_margins_and_classes_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch
     rows, gallery = rng.standard_normal((40, 4)), rng.standard_normal((23, 4))
     labels = rng.integers(0, 6, 23) * 7 - 3
     monkeypatch.setattr(selection, "BLOCK", 23 * 9)  # in several pieces
-    margin, nearest = class_margins(rows, gallery, labels)
+    cosine, nearest = nearest_classes(rows, gallery, labels, 2)
+    margin = cosine[:, 0] - cosine[:, 1]
     expected = [oracles.class_margin(row, gallery, labels.tolist()) for row in rows]
     np.testing.assert_allclose(margin, [one for one, _ in expected], atol=1e-14)
     assert nearest.tolist() == [classes for _, classes in expected]
-
-
-def test_a_row_of_zeros_is_named() -> None:
-    with pytest.raises(UserError, match="row 1 of the query embeddings is all zeros"):
-        farthest_first(np.array([[1.0, 0.0], [0.0, 0.0]]), 1)
