@@ -35,7 +35,7 @@ from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
-from aurank.evaluation.selection import farthest_first, nearest_classes
+from aurank.evaluation.overview import farthest_first, nearest_classes
 from aurank.files import csv_text, write_text
 from aurank.reporting.doctor_page import doctor_page
 from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results

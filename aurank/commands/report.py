@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aurank.arrays import select_rows
 from aurank.commands.doctor import examine_rows
 from aurank.data import Manifest
 from aurank.data.checks.findings import finding_of
@@ -63,4 +64,5 @@ def examine_measured(report: Report, measured: Measurement) -> "Examined":
     by_cosine = report.distance == "cosine" and report.approximation is None and report.postprocessing is None
     findings += examine_rows(embedded, labelled, lists=lists, by_cosine=by_cosine)[0]
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
-    return Examined([finding for finding in findings if finding.count], embedded.paths, names, left_out)
+    queries = select_rows(embedded.embeddings, embedded.is_query) if dim > 1 else None
+    return Examined([finding for finding in findings if finding.count], embedded.paths, names, left_out, queries)

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from aurank.arrays import Rows
 from aurank.data.checks.findings import Finding
 from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
+from aurank.evaluation.overview import plane
 from aurank.evaluation.report import Report
 from aurank.reporting.charts import codes, curves, svg
 from aurank.reporting.doctor_page import shown_findings
@@ -21,10 +23,12 @@ from aurank.reporting.tables import class_names, counted, facts_of, same_metrics
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
+MOST_POINTS = 2000  # of the map, whose pictures have 64 pixels and 4 MiB together
 HEADINGS = {
     "numbers": "Numbers",
     "training": "Training",
     "curves": "Curves",
+    "map": "Map",
     "findings": "Findings",
     "grids": "What queries find",
     "cameras": "Cameras",
@@ -43,6 +47,7 @@ class Examined:
     paths: np.ndarray
     classes: np.ndarray
     left_out: Sequence[str] = ()
+    embeddings: Rows | None = None  # of the queries, which are drawn as a map
 
 
 def report_page(
@@ -76,10 +81,11 @@ def report_page(
     if examined is not None:
         paths, names = examined.paths.astype(np.str_).tolist(), examined.classes.astype(np.str_).tolist()
         findings = shown_findings(examined.findings, pictures, lambda row: (paths[row], endings([names[row]])[0]))
+    places = None if examined is None or examined.embeddings is None else _map(report, examined.embeddings, source)
     pairs = {(pair["query"], pair["gallery"]): pair for pair in report.group_pairs or []}
     cameras = dict.fromkeys(name for pair in pairs for name in pair)
     sections = {
-        "numbers": report, "training": course, "curves": charts, "findings": examined, "grids": grids,
+        "numbers": report, "training": course, "curves": charts, "map": places, "findings": examined, "grids": grids,
         "cameras": pairs, "classes": table, "confusions": confused, "hubs": hub_images,
     }  # fmt: skip
     return render(
@@ -94,6 +100,7 @@ def report_page(
         plain=(report.postprocessing or {}).get("plain"),
         facts=[*facts, *facts_of(report)],
         charts=charts,
+        map=places,
         course=course,
         examined=examined,
         findings=findings,
@@ -108,6 +115,21 @@ def report_page(
         metrics=same_metrics(report),
         lists=_left_out(report, pictures),
     )
+
+
+def _map(report: Report, embeddings: Rows, source: ImageSource | None) -> dict[str, Any]:
+    names, total = query_names(report), len(report.per_query["query"])
+    shown = np.random.default_rng(0).permutation(total)[:MOST_POINTS]
+    coordinates, method = plane(embeddings[report.per_query["query"][shown]])
+    low, size = coordinates.min(axis=0), np.maximum(np.ptp(coordinates, axis=0), 1e-9)
+    columns = np.round((coordinates - low) / size * 96 + 2, 1).T
+    hues = np.unique(names, return_inverse=True)[1][shown] * 137 % 360  # golden angle: the first classes differ most
+    paths = report.per_query.get("path", np.full(total, "")).astype(np.str_)[shown].tolist()
+    percent = np.rint(100 * report.per_query["ap"][shown]).astype(int)
+    pictures = Pictures(source, budget=4 * 2**20, side=64)
+    fields = zip(*columns, hues, percent, names[shown], paths, map(pictures.of, paths), strict=True)
+    keys = ("x", "y", "hue", "ap", "label", "path", "picture")
+    return {"points": [dict(zip(keys, values, strict=True)) for values in fields], "method": method, "total": total}
 
 
 def _cards(report: Report) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from oracles import selection as oracles
 from sklearn.metrics import pairwise_distances, pairwise_distances_argmin_min
 
 from aurank.arrays import MappedRows, Rows
-from aurank.evaluation import selection
+from aurank.evaluation import overview
 from aurank.evaluation.index import neighbours
-from aurank.evaluation.selection import farthest_first, nearest_classes
+from aurank.evaluation.overview import farthest_first, nearest_classes
 
 
 def distance_to_nearest(rows: Rows, centres: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_margins_and_classes_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch
     rng = np.random.default_rng(5)
     rows, gallery = rng.standard_normal((40, 4)), rng.standard_normal((23, 4))
     labels = rng.integers(0, 6, 23) * 7 - 3
-    monkeypatch.setattr(selection, "BLOCK", 23 * 9)  # in several pieces
+    monkeypatch.setattr(overview, "BLOCK", 23 * 9)  # in several pieces
     cosine, nearest = nearest_classes(rows, gallery, labels, 2)
     margin = cosine[:, 0] - cosine[:, 1]
     expected = [oracles.class_margin(row, gallery, labels.tolist()) for row in rows]

@@ -1,10 +1,13 @@
-"""Which images to label: those that cover all others, or those between two classes of labelled ones."""
+"""An overview of embeddings: rows that stand for all others, rows between two classes, a map of all."""
+
+from importlib import import_module
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from aurank.arrays import Rows
 from aurank.evaluation.index.neighbours import BLOCK, blocks, row_blocks, scaled_rows
+from aurank.evaluation.inputs import importable
 
 
 def nearest_classes(
@@ -31,11 +34,6 @@ def farthest_first(
     `covered`: the distances of rows to what is labelled already; without it row 0 is the first, infinitely far.
 
     Source: Gonzalez, 1985; k-Center-Greedy of Sener & Savarese, ICLR 2018, https://arxiv.org/abs/1708.00489
-
-    Example:
-        >>> rows = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.0]])
-        >>> farthest_first(rows, 3)[0].tolist()
-        [0, 3, 2]
     """
     nearest = np.zeros(len(embeddings)) + covered
     chosen, distance = np.zeros(k, np.int64), np.zeros(k)
@@ -49,3 +47,12 @@ def farthest_first(
             np.minimum(nearest[rows], 1 - cosine, out=nearest[rows])
         nearest[chosen[: step + 1]] = -np.inf
     return chosen, distance
+
+
+def plane(embeddings: Rows) -> tuple[Float64[np.ndarray, "row 2"], str]:
+    """Return coordinates of rows of length 1, and what made them: UMAP if umap-learn is installed, else PCA."""
+    rows = scaled_rows(embeddings, "cosine")
+    if importable("umap"):
+        return import_module("umap").UMAP(metric="cosine", random_state=0, n_jobs=1).fit_transform(rows), "UMAP"
+    rows -= rows.mean(axis=0)
+    return rows @ np.linalg.eigh(rows.T @ rows)[1][:, :-3:-1], "PCA"
