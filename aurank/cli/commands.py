@@ -285,9 +285,8 @@ def embed(call: Call) -> None:
 def mine(call: Call) -> None:
     out = call["out"]
     _, report = call()
-    files = "negatives.parquet", f", to look at: {out / 'mine.html'}"
-    name, page = ("selected.csv", "") if "select" in call else files
-    console.say(report, f"written to {out / name}{page}")
+    mined = f"{out / 'negatives.parquet'}, to look at: {out / 'mine.html'}"
+    console.say(report, f"written to {out / 'selected.csv' if 'select' in call else mined}")
 
 
 def probe(call: Call) -> None:

@@ -33,15 +33,14 @@ from aurank.evaluation.index.neighbours import check_index, check_rows
 from aurank.evaluation.inputs import byte_count, require_one_of
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
+from aurank.evaluation.overview import farthest_first, nearest_classes
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
-from aurank.evaluation.overview import farthest_first, nearest_classes
 from aurank.files import csv_text, write_text
 from aurank.reporting.doctor_page import doctor_page
 from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results
 
 _KEEP = "data.repeated=keep"
-DRAWS = 5  # of random images, beside a choice
 RESAMPLES, NEIGHBOURS = 1000, 10  # of a page: 0.25 s for 60,502 queries of 11,316 classes, 15 metrics
 
 
@@ -363,10 +362,10 @@ def _choose(rows: Rows, paths: np.ndarray, count: int, by: str, known: Embedded 
         covered = np.inf if known is None else _distance(rows, labelled)
         chosen, distance = farthest_first(rows, count, covered)
         columns = {"distance": distance}
-    draws = [np.random.default_rng(seed).choice(len(rows), count, replace=False) for seed in range(DRAWS)]
+    draws = [np.random.default_rng(seed).choice(len(rows), count, replace=False) for seed in range(5)]
     largest, *random = (_distance(rows, np.concatenate([labelled, rows[choice]])).max() for choice in (chosen, *draws))
     of = "one" if known is None else "one or a labelled image"
-    compared = f"{np.mean(random):.4f} for as many at random, the mean of {DRAWS} draws"
+    compared = f"{np.mean(random):.4f} for as many at random, the mean of 5 draws"
     return {"path": paths[chosen], **columns}, f"no image is farther than {largest:.4f} from a chosen {of}; {compared}"
 
 

@@ -23,7 +23,7 @@ from aurank.reporting.tables import class_names, counted, facts_of, same_metrics
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
-MOST_POINTS = 2000  # of the map, whose pictures have 64 pixels and 4 MiB together
+MOST_POINTS = 1500  # of the map, whose pictures have 64 pixels and 4 MiB together
 HEADINGS = {
     "numbers": "Numbers",
     "training": "Training",
@@ -125,11 +125,11 @@ def _map(report: Report, embeddings: Rows, source: ImageSource | None) -> dict[s
     columns = np.round((coordinates - low) / size * 96 + 2, 1).T
     hues = np.unique(names, return_inverse=True)[1][shown] * 137 % 360  # golden angle: the first classes differ most
     paths = report.per_query.get("path", np.full(total, "")).astype(np.str_)[shown].tolist()
-    percent = np.rint(100 * report.per_query["ap"][shown]).astype(int)
-    pictures = Pictures(source, budget=4 * 2**20, side=64)
-    fields = zip(*columns, hues, percent, names[shown], paths, map(pictures.of, paths), strict=True)
+    pictures, ap = Pictures(source, budget=4 * 2**20, side=64), report.per_query["ap"][shown].round(4)
+    fields = zip(*columns, hues, ap, names[shown], endings(paths), map(pictures.of, paths), strict=True)
     keys = ("x", "y", "hue", "ap", "label", "path", "picture")
-    return {"points": [dict(zip(keys, values, strict=True)) for values in fields], "method": method, "total": total}
+    points = [dict(zip(keys, values, strict=True)) for values in fields]
+    return {"points": points, "method": method, "total": total, "left_out": pictures.left_out}
 
 
 def _cards(report: Report) -> list[dict[str, Any]]:
