@@ -8,6 +8,7 @@ from jaxtyping import Float64, Int64
 from aurank.arrays import Rows
 from aurank.evaluation.index.neighbours import BLOCK, blocks, row_blocks, scaled_rows
 from aurank.evaluation.inputs import importable
+from aurank.evaluation.postprocessing.steps import unit
 
 
 def nearest_classes(
@@ -51,7 +52,7 @@ def farthest_first(
 
 def plane(embeddings: Rows) -> tuple[Float64[np.ndarray, "row 2"], str]:
     """Return coordinates of rows of length 1, and what made them: UMAP if umap-learn is installed, else PCA."""
-    rows = scaled_rows(embeddings, "cosine")
+    rows = unit(embeddings)
     if importable("umap"):
         return import_module("umap").UMAP(metric="cosine", random_state=0, n_jobs=1).fit_transform(rows), "UMAP"
     rows -= rows.mean(axis=0)

@@ -126,7 +126,7 @@ def _map(report: Report, embeddings: Rows, source: ImageSource | None) -> dict[s
     hues = np.unique(names, return_inverse=True)[1][shown] * 137 % 360  # golden angle: the first classes differ most
     paths = report.per_query.get("path", np.full(total, "")).astype(np.str_)[shown].tolist()
     pictures, ap = Pictures(source, budget=4 * 2**20, side=64), report.per_query["ap"][shown].round(4)
-    fields = zip(*columns, hues, ap, names[shown], endings(paths), map(pictures.of, paths), strict=True)
+    fields = zip(*columns, hues, ap, names[shown], paths, map(pictures.of, paths), strict=True)
     keys = ("x", "y", "hue", "ap", "label", "path", "picture")
     points = [dict(zip(keys, values, strict=True)) for values in fields]
     return {"points": points, "method": method, "total": total, "left_out": pictures.left_out}

@@ -1,16 +1,20 @@
-"""Images to label are those that slow loops choose, and their coverage keeps the bound of the greedy choice."""
+"""Images to label are those that slow loops choose; a map is that of scikit-learn."""
 
 import itertools
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from oracles import selection as oracles
+from sklearn.decomposition import PCA
 from sklearn.metrics import pairwise_distances, pairwise_distances_argmin_min
+from sklearn.preprocessing import normalize
 
 from aurank.arrays import MappedRows, Rows
 from aurank.evaluation import overview
 from aurank.evaluation.index import neighbours
-from aurank.evaluation.overview import farthest_first, nearest_classes
+from aurank.evaluation.overview import farthest_first, nearest_classes, plane
 
 
 def distance_to_nearest(rows: Rows, centres: np.ndarray) -> np.ndarray:
@@ -71,3 +75,25 @@ def test_margins_and_classes_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch
     expected = [oracles.class_margin(row, gallery, labels.tolist()) for row in rows]
     np.testing.assert_allclose(margin, [one for one, _ in expected], atol=1e-14)
     assert nearest.tolist() == [classes for _, classes in expected]
+
+
+def test_a_map_has_the_first_two_principal_components_of_sklearn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "importable", lambda name: False)
+    rows = np.random.default_rng(1).standard_normal((200, 12)) * np.arange(1, 13)
+    coordinates, method = plane(rows)
+    expected = PCA(2).fit_transform(normalize(rows))
+    assert method == "PCA"
+    np.testing.assert_allclose(coordinates * np.sign((coordinates * expected).sum(axis=0)), expected, atol=1e-12)
+
+
+def test_a_map_is_by_umap_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class UMAP:
+        def __init__(self, **how: object) -> None:
+            assert (how["metric"], how["random_state"]) == ("cosine", 0)
+
+        def fit_transform(self, rows: np.ndarray) -> np.ndarray:
+            return rows[:, :2] + 1
+
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=UMAP))
+    coordinates, method = plane(2 * np.eye(3))
+    assert (coordinates.tolist(), method) == ([[2, 1], [1, 2], [1, 1]], "UMAP")
