@@ -53,7 +53,7 @@ def farthest_first(
 def plane(embeddings: Rows) -> tuple[Float64[np.ndarray, "row 2"], str]:
     """Return coordinates of rows of length 1, and what made them: UMAP if umap-learn is installed, else PCA."""
     rows = unit(embeddings)
-    if importable("umap"):
+    if len(rows) > 15 and importable("umap"):  # which looks at 15 neighbours
         return import_module("umap").UMAP(metric="cosine", random_state=0, n_jobs=1).fit_transform(rows), "UMAP"
     rows -= rows.mean(axis=0)
     return rows @ np.linalg.eigh(rows.T @ rows)[1][:, :-3:-1], "PCA"

@@ -95,5 +95,5 @@ def test_a_map_is_by_umap_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> 
             return rows[:, :2] + 1
 
     monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=UMAP))
-    coordinates, method = plane(2 * np.eye(3))
-    assert (coordinates.tolist(), method) == ([[2, 1], [1, 2], [1, 1]], "UMAP")
+    coordinates, method = plane(2 * np.eye(16))
+    assert (coordinates.tolist(), method) == ([[2, 1], [1, 2], *[[1, 1]] * 14], "UMAP")
