@@ -17,7 +17,7 @@ from aurank.config.load import override_text
 from aurank.data import READERS, FolderSource, Manifest
 from aurank.data.checks.findings import classes_with_pairs
 from aurank.data.decode import quiet_decoding
-from aurank.data.manifest import by_ending
+from aurank.data.manifest import by_ending, count_labels
 from aurank.data.readers.folders import holds_splits
 from aurank.embedding.image_selection import data_folder, located, read_whole
 from aurank.embedding.select_images import require_likely_classes
@@ -139,7 +139,7 @@ def _read_folders(config: DataConfig) -> tuple[Manifest, DataConfig]:
 
 def _fraction(manifest: Manifest) -> float:
     train = manifest.split("train")
-    is_enough = "val" not in manifest.split_sizes and len(train.classes) >= 8
+    is_enough = "val" not in manifest.split_sizes and len(np.unique(train.units("class", train.splits == "train"))) >= 8
     return HELD_OUT if is_enough and not _without_pairs(train.split_validation(HELD_OUT, seed=0)) else 0.0
 
 
@@ -171,12 +171,11 @@ def published_model(config: Config) -> str:
 
 
 def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:
-    counts, splits = manifest.class_counts, [f"{split} {count:,}" for split, count in manifest.split_sizes.items()]
+    counts = manifest.by_label().class_counts
+    splits = ", ".join(f"{split} {count:,}" for split, count in manifest.split_sizes.items())
     least, most = counts.min(), counts.max()
     each = f"{most:,} each" if least == most else f"{least:,} to {most:,} each, median {np.median(counts):,.0f}"
-    of = f" of {len(counts):,} classes, {each}; {', '.join(splits)}"
-    if most == 1:
-        of = ", no folder of which names a class"
+    of = f" of {count_labels(manifest)}, {each}; {splits}" if most > 1 else ", no folder of which names a class"
     lines = [f"{manifest.name}: {len(manifest):,} images{of}"]
     if len(sizes):
         low, high = np.percentile(sizes.min(axis=1), [5, 95])
@@ -210,17 +209,18 @@ def _choices(
     is_labelled = config.name != "unlabelled"
     fraction = _fraction(manifest) if is_labelled else 0.0
     train = manifest.split_validation(fraction, seed=0).split("train")
-    in_fours = train.class_counts[train.class_counts >= 4].sum() * 2 >= len(train)
+    counts = train.by_label().class_counts
+    in_fours = counts[counts >= 4].sum() * 2 >= counts.sum()
     per_class = 4 if in_fours else 2
-    classes = max(2, min(len(train.classes), 64 // per_class))
+    classes = max(2, min(len(counts), 64 // per_class))
     batch = per_class * classes if is_labelled else min(64, len(train))
     steps = int(min(3000, max(120, -(-3 * len(train) // batch))))
     size, resize, reason = _shape(sizes)
-    tested = manifest.split("test").class_counts if is_labelled else np.zeros(1)
+    tested = (test := manifest.split("test")).num_alike(test.class_counts) if is_labelled else np.zeros(1)
     why = "training classes held out: their mAUPRC says which step is best"
     if not fraction:
         why = "val/ is there" if "val" in manifest.split_sizes else "best is the last step: there are few classes"
-    few = "" if in_fours else f": half of the classes have at most {np.median(train.class_counts):.0f}"
+    few = "" if in_fours else f": half of the classes have at most {np.median(counts):.0f}"
     divided = "  # classes to measure with, none of them trained on" if "test_fraction" in config.params else ""
     skip = f"\n  on_error: skip  # {unreadable:,} images cannot be read" if unreadable else ""
     return {
@@ -232,7 +232,7 @@ def _choices(
         "validation": f"{fraction}  # {why}",
         "batch": batch,
         "per_class": per_class,
-        "batch_why": f"{classes} classes, {per_class} images of each{few}",
+        "batch_why": f"{classes} {'labels' if manifest.multi_label else 'classes'}, {per_class} images of each{few}",
         "steps": steps,
         "every": -(-steps // 3) if is_labelled else steps,
         "recall_at": [k for k in ((1, 10, 100) if in_fours else (1, 5, 10)) if k < tested.sum()],

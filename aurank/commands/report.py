@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +10,10 @@ from aurank.arrays import select_rows
 from aurank.commands.doctor import examine_rows
 from aurank.data import Manifest
 from aurank.data.checks.findings import finding_of
+from aurank.data.manifest import count_labels
 from aurank.embedding.embedded import Embedded
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
-
-if TYPE_CHECKING:  # a page is drawn last, and matplotlib takes most of a second
-    from aurank.reporting.report_page import Examined
 
 MOST_WORK = 2**39  # rows times classes times dimensions up to which labels are judged: about 15 s on one core
 _ELSEWHERE = "Not looked at here: images by their pixels, and other splits. aurank doctor DATA does that."
@@ -39,16 +37,17 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
 
     images, labels = measured.images, measured.embedded.labels
     rows = f"{len(labels):,} embeddings" if images is None else f"{images.name}: {len(images):,} images"
-    data = f"{rows} of {len(np.unique(labels)):,} classes" + (f", manifest {images.sha256[:16]}" if images else "")
+    data = f"{rows} of {count_labels(measured.embedded)}" + (f", manifest {images.sha256[:16]}" if images else "")
     facts, examined = [("model", measured.model), ("data", data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
     source = None if images is None else images.source
-    return report_page(report, source=source, classes=classes, examined=examined, facts=facts, title=title)
+    queries = select_rows(measured.embedded.embeddings, measured.embedded.is_query)
+    return report_page(
+        report, source=source, classes=classes, examined=examined, facts=facts, title=title, embeddings=queries
+    )
 
 
-def examine_measured(report: Report, measured: Measurement) -> "Examined":
-    from aurank.reporting.report_page import Examined
-
+def examine_measured(report: Report, measured: Measurement) -> dict[str, Any]:
     embedded, images, lists = measured.embedded, measured.images, report.neighbours
     rows, dim = embedded.embeddings.shape
     classes = len(np.unique(embedded.labels))
@@ -64,5 +63,5 @@ def examine_measured(report: Report, measured: Measurement) -> "Examined":
     by_cosine = report.distance == "cosine" and report.approximation is None and report.postprocessing is None
     findings += examine_rows(embedded, labelled, lists=lists, by_cosine=by_cosine)[0]
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
-    queries = select_rows(embedded.embeddings, embedded.is_query) if dim > 1 else None
-    return Examined([finding for finding in findings if finding.count], embedded.paths, names, left_out, queries)
+    shown = [finding for finding in findings if finding.count]
+    return {"findings": shown, "paths": embedded.paths, "classes": names, "left_out": left_out}

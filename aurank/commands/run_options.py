@@ -16,6 +16,7 @@ from torch import nn
 from aurank.config import DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest, Pipeline
+from aurank.data.manifest import count_labels
 from aurank.data.saved_embeddings import MadeBy
 from aurank.distributed import ProcessGroup
 from aurank.embedding.build import build_dataset, encoder_of, open_prepared, with_features, with_preprocessing
@@ -38,10 +39,6 @@ from aurank.models.image_model import ImageModel
 
 # What a model from elsewhere brings along.
 _BROUGHT = re.compile(r"data\.(image_size|resize|channels|normalise|interpolation|(test|train)_transform|cache)")
-
-
-def log(line: str) -> None:
-    logging.getLogger("aurank").info("%s", line)
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class RunOptions:
     allow_code: bool = False
     group: ProcessGroup = field(default_factory=partial(ProcessGroup, False))
     listener: Callable[[str, int, int], None] | None = None
-    say: Say = log
+    say: Say = lambda line: logging.getLogger("aurank").info("%s", line)
     finished: Callable[[str, Any], None] = lambda name, result: None
     command: str | None = None
 
@@ -147,16 +144,20 @@ class PreparedModel:
     def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
         """Return the embeddings of the images chosen, or of others, and notes on them; what is cached is read."""
         dataset = self.dataset if manifest is None else self.dataset_of(manifest)
-        device, manifest, progress = self.run.torch_device, dataset.manifest, self.run.stage("embedding")
-        module = self.model.module.to(device)
+        how = {**self.embedding(dataset), **self.sizes, "progress": self.run.stage("embedding")}
+        embedded = embed(**how)
+        return embedded, self.notes(embedded, dataset.manifest)
+
+    def embedding(self, dataset: ImageDataset) -> dict[str, Any]:
+        """Return the arguments that all functions of embedding.embed take of a data set."""
+        module = self.model.module.to(self.run.torch_device)
         cache = self.run.open_cache(self.model.name, module, self.model.description, dataset)
-        how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
-        embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)
-        return embedded, self.notes(embedded, manifest)
+        how = {"device": self.run.torch_device, "bf16": self.run.bf16, "cache": cache, "group": self.run.group}
+        return {"model": module, "dataset": dataset, **how}
 
     def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:
         paths = [manifest.paths[row] for row in np.setdiff1d(np.arange(len(manifest)), embedded.ids)]
-        name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
+        name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {count_labels(manifest)}"
         precision = ", embedded in bf16" if self.run.bf16 else ""
         notes = [f"model {self.model.name}; {len(manifest):,} images of {name}{precision}", *self.origin]
         if self.dataset.made_of:
@@ -172,8 +173,6 @@ def prepare_model(
 ) -> PreparedModel:
     name, model = model, fetched(model)
     kind, location = split_name(model)
-    if kind == "embeddings":
-        raise UserError(f"--model {model}: these are embeddings already; name a model")
     if labels is not None:
         raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
     is_trained = kind == "aurank" and not is_stored(location)
@@ -202,7 +201,8 @@ def prepare_model(
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
         config = with_features(config, manifest)
         encoder = encoder_of(checkpoint, config, location)
-        loaded = trained_model(name if name.startswith("hf-hub:") else model, encoder, config)
+        path = resolve_checkpoint(location)
+        loaded = trained_model(name if name.startswith("hf-hub:") else model, encoder, config, path)
         data = config.data
         if (size := data.image_size) != saved.data.image_size:
             assert isinstance(loaded.transform, Pipeline)

@@ -63,6 +63,7 @@ RecallAt = Annotated[
 Interpolation = Literal["area", "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 Ties = Literal["threshold", "optimistic", "pessimistic"]
 RefuseOrKeep = Literal["refuse", "keep"]
+Positives = Literal["any", "equal", "jaccard"] | Annotated[float, Field(gt=0, le=1)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 TextModel = Annotated[
     str,
@@ -310,6 +311,7 @@ class MemoryConfig(Strict):
 class EvaluateConfig(Strict):
     recall_at: RecallAt = key((1, 10, 100, 1000), "The k of Recall@k and precision@k.")
     metrics: Names | None = key(None, "Names of docs/metrics.md beside mauprc; null: the usual ones.", min_length=1)
+    positives: Positives | None = key(None, "Of several labels: any, equal, jaccard (null) or a least Jaccard index.")
     ties: Ties = key("threshold", "How equal scores count in average precision.")
     max_memory: PositiveSize = key("1GiB", "Bound on the memory of the ranks engine.")
     batch: int = key(256, "Images embedded at once.", ge=1, le=10**6)

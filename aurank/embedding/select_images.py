@@ -14,7 +14,7 @@ from aurank.embedding.image_selection import ALL, ImageSelection, data_folder, l
 from aurank.embedding.image_text_pairs import WITH_TEXTS
 from aurank.embedding.settings import read_data_config, read_trained
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import matching_ranges, require_room
+from aurank.evaluation.engine.problem import require_room
 
 _HELD_OUT = ("validation_fraction", "validation_by")  # keys that choose the validation images
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
@@ -44,11 +44,11 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
         raise UserError("say which images to embed: --data READER:PATH or CONFIGURATION, or --protocol NAME")
     data = read_data_config(section, images.overrides)
     manifest = read_whole(data) if images.data is None or isinstance(images.data, str) else images.data
-    whole, trained = _with_splits(manifest, data, images, checkpoint)
-    is_untrained = images.split is None and images.usual == "train" and "train" not in whole.split_sizes
+    in_splits, trained = _with_splits(manifest, data, images, checkpoint)
+    is_untrained = images.split is None and images.usual == "train" and "train" not in in_splits.split_sizes
     if images.split == ALL or is_untrained:
-        return Selected(data, whole, trained)
-    return Selected(data, split_of(whole, data, images.split or images.usual), trained)
+        return Selected(data, in_splits, trained)
+    return Selected(data, split_of(in_splits, data, images.split or images.usual), trained)
 
 
 def _with_splits(
@@ -86,13 +86,13 @@ def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
 
 def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
     listed, labels = manifest.positives, manifest.labels
-    if listed is None and manifest.most_alike(manifest.class_counts).max() < 2:
+    if listed is None and manifest.num_alike(manifest.class_counts).max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
         raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
     if pooled:
         query, gallery = manifest.is_query, manifest.is_gallery
-        start, stop = matching_ranges(labels[query], np.sort(labels[gallery]))
-        count = int((stop - start).sum()) - int((query & gallery).sum())
+        positives = manifest.num_alike(np.bincount(labels[gallery], minlength=len(manifest.classes)))
+        count = int(positives[labels[query]].sum()) - int((query & gallery).sum())
         require_room(count if listed is None else len(listed))
 
 
@@ -156,9 +156,9 @@ def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: st
     )
 
 
-def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
+def split_of(manifest: Manifest, config: DataConfig, name: str) -> Manifest:
     try:
-        return whole.split(name)
+        return manifest.split(name)
     except UserError as error:
         remedies = {
             "folder": "where it is CLASS/IMAGE, set data.params.test_fraction, such as 0.5 of the classes",

@@ -95,7 +95,7 @@ def test_a_photo_is_embedded_once_however_often_its_pages_are_asked_for(
     for offset in (0, 5, 10):
         by_photo(client, photo("red"), offset=offset, limit=5)
     assert len(calls) == 1
-    monkeypatch.setattr("aurank.serving.gallery._PHOTOS", 1)  # the one before is forgotten
+    monkeypatch.setattr("aurank.serving.gallery._QUERIES", 1)  # the one before is forgotten
     for colour in ("green", "red"):
         by_photo(client, photo(colour))
     assert len(calls) == 3
@@ -170,7 +170,7 @@ def test_a_photo_that_the_model_makes_nothing_of(index: ImageIndex, monkeypatch:
     monkeypatch.setattr(index, "embed", lambda photos: np.full((1, index.rows.embeddings.shape[1]), np.nan))
     answer = TestClient(make_app(index)).post("/api/search", files={"photo": ("a.png", photo())})
     assert answer.status_code == 422
-    assert answer.json() == {"error": "the model makes no embedding of this photo that can be searched with"}
+    assert answer.json() == {"error": "the model makes no embedding of this query that can be searched with"}
 
 
 def test_no_answer_names_a_folder_of_the_machine(client: TestClient, index: ImageIndex) -> None:
@@ -188,7 +188,8 @@ def test_openapi_describes_every_address(client: TestClient) -> None:
     schemas = text["components"]["schemas"]
     assert "HTTPValidationError" not in schemas  # errors are lines of their own
     bodies = text["paths"]["/api/search"]["post"]["requestBody"]["content"]
-    assert bodies["application/json"]["schema"]["properties"]["row"]["minimum"] == 0
+    assert bodies["application/json"]["schema"]["properties"]["row"]["anyOf"][0]["minimum"] == 0
+    assert {body["schema"]["properties"]["text"]["maxLength"] for body in bodies.values()} == {1000}
     assert bodies["multipart/form-data"]["schema"]["properties"]["photo"]["format"] == "binary"
     assert {one["name"] for one in text["paths"]["/api/images"]["get"]["parameters"]} == {"offset", "limit", "class"}
     for path, methods in text["paths"].items():
