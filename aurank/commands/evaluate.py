@@ -31,10 +31,10 @@ from aurank.evaluation.compare import compare
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.evaluate import EvaluateOptions
 from aurank.evaluation.index.neighbours import check_index, check_rows
+from aurank.evaluation.index.overview import class_cosines, farthest_first
 from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
-from aurank.evaluation.overview import farthest_first, nearest_classes
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
 from aurank.files import csv_text, write_text
@@ -312,7 +312,7 @@ def _choose(rows: Rows, paths: np.ndarray, count: int, by: str, known: Embedded 
     for side, embeddings in (("query", rows), ("labelled", labelled)):
         check_rows(embeddings, side=side, distance="cosine")
     if known is not None and by == "uncertain":
-        cosine, nearest = nearest_classes(rows, labelled, known.labels, 2)
+        cosine, nearest = class_cosines(rows, labelled, known.labels, 2)
         margin = cosine[:, 0] - cosine[:, 1]
         chosen = np.argsort(margin, kind="stable")[:count]
         names = nearest[chosen] if known.classes is None else known.classes[nearest[chosen]]
@@ -329,7 +329,7 @@ def _choose(rows: Rows, paths: np.ndarray, count: int, by: str, known: Embedded 
 
 
 def _distance(rows: Rows, centres: np.ndarray) -> np.ndarray:
-    return 1 - nearest_classes(rows, centres, np.zeros(len(centres), np.int64), 1)[0][:, 0]
+    return 1 - class_cosines(rows, centres, np.zeros(len(centres), np.int64), 1)[0][:, 0]
 
 
 def _measure(
@@ -364,7 +364,7 @@ def _measure(
     embedded, notes = prepared.embed()
     measured = None if isinstance(manifest.source, EmbeddingSource) else manifest
     notes = [notes[0], *prepared.remarks, *prepared.overlap, *notes[1:]]
-    return Measurement(model, embedded, measured, notes), options
+    return Measurement(model, embedded, measured, notes, prepared.model), options
 
 
 def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSelection) -> tuple[Embedded, list[str]]:

@@ -10,8 +10,9 @@ from aurank.arrays import Rows
 from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.evaluation.overview import plane
+from aurank.evaluation.index.overview import plane
 from aurank.evaluation.report import Report
+from aurank.models.image_model import ImageModel
 from aurank.reporting.charts import codes, curves, svg
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
@@ -41,6 +42,7 @@ def report_page(
     report: Report,
     *,
     source: ImageSource | None = None,
+    model: ImageModel | None = None,
     classes: Sequence[str] = (),
     examined: Mapping[str, Any] | None = None,
     course: Mapping[str, Any] | None = None,
@@ -53,7 +55,7 @@ def report_page(
     `examined`: the doctor's "findings", about rows of "paths" and "classes"; "left_out" says what was not looked at.
     `embeddings`: of all queries, drawn as a map.
     """
-    pictures, lists = Pictures(source), report.neighbours
+    pictures, lists = Pictures(source, model=model), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
     charts = curves({"": report})
     if report.codes:

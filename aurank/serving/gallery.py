@@ -16,8 +16,9 @@ from typing_extensions import TypedDict
 
 from aurank.commands.galleries.search import ImageIndex, mixed_query
 from aurank.errors import UserError
+from aurank.models import explain
 from aurank.names import meant, nearest
-from aurank.reporting.pictures import thumbnail
+from aurank.reporting.pictures import heat_maps, thumbnail
 from aurank.serving.uploads import DEEPEST, PhotoSearch, RowSearch, Window, decode_upload
 
 SIDE = 256  # pixels of the longer side of a picture
@@ -49,6 +50,11 @@ class SearchResult(TypedDict):
     offset: int
     total: Annotated[int, Field(description=f"How many can be paged through: {DEEPEST:,} at most.")]
     neighbours: list[Neighbour]
+
+
+class Reason(TypedDict):
+    text: str
+    pictures: Annotated[list[str], Field(description="The query and the image with heat maps, as data URLs.")]
 
 
 class Gallery:
@@ -115,6 +121,19 @@ class Gallery:
         if not parts:
             raise HTTPException(422, "name the row of an image, or a text")
         return mixed_query(np.concatenate(parts)) if query.text else parts[0]
+
+    def explain(self, query: RowSearch | PhotoSearch, row: int) -> Reason:
+        number = query.row if isinstance(query, RowSearch) else 0
+        if number is None or query.text:
+            raise HTTPException(422, "a photo or an image is explained, no words")
+        self.require(max(row, number))
+        read, size = self.index.read_image, self.max_pixels
+        try:
+            photo = read(self._ids[number]) if isinstance(query, RowSearch) else decode_upload(query.photo, size)
+            reason = explain(self.index.load_model(), photo, [read(self._ids[row])])[0]
+        except UserError:  # its text names files
+            raise HTTPException(422, "an image is gone, or the model has no cells to explain a cosine by") from None
+        return {"text": str(reason), "pictures": heat_maps(reason)}
 
     def picture(self, row: int) -> tuple[str, bytes]:
         try:

@@ -103,3 +103,25 @@ def test_an_index_is_built_and_changed(aurank: Shell, made: Path) -> None:
     assert out.splitlines()[0] == "4 removed; the index holds 3"
     assert len(ImageIndex.open(made / "near")) == 3
     assert "'x.png' is not in the index" in aurank.refused("index", "remove", "near", "x.png")
+
+
+def test_the_page_shows_why_images_are_alike_or_that_the_network_has_no_cells(
+    aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = write_photos(tmp_path / "photos", classes=1, images=2) / "c0/<script>alert(1).png"
+    write_photo(evil, 7)
+    monkeypatch.chdir(tmp_path)
+    pooled = ("--model", "timm:test_resnet,pretrained=false,input_size=64", "--data", "folder:photos")
+    aurank.done("index", "build", *pooled, "--out", "pooled")
+    aurank.done("search", "pooled", str(evil), "--k", "2", "--html", "why.html", "--explain")
+    page = Path("why.html").read_text(encoding="utf-8")
+    assert page.count('<li class="alike"><img') == 2
+    assert "<small>1 · cosine 1.000, explained in full</small>" in page
+    assert "<script>alert" not in page
+    small_index(tmp_path / "photos", tmp_path / "index")
+    aurank.done("search", "index", str(evil), "--html", "why.html", "--explain")
+    page = Path("why.html").read_text(encoding="utf-8")
+    assert f"<li><small>{MODEL} has no cells" in page
+    aurank.done("search", "index", str(evil), "--html", "why.html")
+    assert "has no cells" not in Path("why.html").read_text(encoding="utf-8")
+    assert "--explain needs --html" in aurank("search", "index", str(evil), "--explain")[2]

@@ -14,8 +14,8 @@ import aurank
 from aurank.data.checks.findings import Finding
 from aurank.data.sources import ArraySource
 from aurank.errors import UserError
-from aurank.evaluation import overview
 from aurank.evaluation.checks import confusions, hubs
+from aurank.evaluation.index import overview
 from aurank.evaluation.report import Report
 from aurank.reporting import report_page as report_module
 from aurank.reporting.grids import make_grids

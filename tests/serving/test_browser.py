@@ -20,10 +20,11 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
-from testing.galleries import COLOURS, EVIL, running_server, words_index
+from testing.galleries import COLOURS, EVIL, running_server, words_index, write_coloured
 
 import aurank
-from aurank.commands import ImageIndex, mixed_query
+from aurank.commands import ImageIndex, build_index, mixed_query
+from aurank.embedding import ImageSelection
 from aurank.reporting.report_page import report_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -332,3 +333,29 @@ def test_a_page_is_as_wide_as_its_screen_and_folded_on_a_phone(browser: webdrive
     Page(browser).one("nav a[href='#classes']").click()
     assert browser.execute_script("return document.getElementById('classes').open")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_why_shows_both_pictures_and_what_the_maps_explain(
+    browser: webdriver.Chrome, tmp_path: Path, neighbours: Page
+) -> None:
+    def reason_of_the_second(shown: str) -> str:
+        neighbours.one("#list li:nth-child(2) button").click()
+        WebDriverWait(browser, 20).until(lambda driver: neighbours.one("#why").is_displayed())
+        images = browser.find_elements(By.CSS_SELECTOR, "#maps img")
+        assert str([image.get_property("naturalWidth") for image in images]) == shown
+        text = str(neighbours.one("#reason").text)
+        neighbours.one("#why button").click()
+        assert not neighbours.one("#why").is_displayed()
+        return text
+
+    assert "no cells" in reason_of_the_second("[]")  # a class token
+    name = "timm:test_resnet,pretrained=false,input_size=64"
+    photos = write_coloured(tmp_path / "photos", each=2)
+    with running_server(build_index(name, ImageSelection(f"folder:{photos}"), out=tmp_path / "index")) as port:
+        browser.get(f"http://127.0.0.1:{port}/")
+        neighbours.until("Gallery", "1–6 of 6")
+        assert not browser.find_elements(By.CSS_SELECTOR, "#list button")
+        neighbours.drop(green(), "green.png")
+        neighbours.until("Nearest images", "1–6 of 6")
+        assert reason_of_the_second("[64, 64]").endswith("explained in full")
+    assert not [entry for entry in browser.get_log("browser") if "Content Security Policy" in entry["message"]]

@@ -406,20 +406,25 @@ def results_json(index: ImageIndex, results: Sequence[PhotoHits]) -> str:
     return json.dumps({"index": about, "photos": photos}, indent=1)
 
 
-def results_page(index: ImageIndex, results: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = ()) -> str:
+def results_page(
+    index: ImageIndex, results: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = (), *, explained: bool = False
+) -> str:
     """Return what photos found as one HTML file with small pictures, 10 MiB of them at most."""
-    pictures = Pictures(JoinedSource([*(result.photo.source for result in results), *index.sources]))
-    searched = []
+    joined = JoinedSource([*(result.photo.source for result in results), *index.sources])
+    pictures = Pictures(joined, model=index.load_model() if explained else None)
+    searched, alike = [], []
     for number, result in enumerate(results):
         sources = index.rows.take([hit.row for hit in result.hits])["source"].tolist()
         places = [f"{len(results) + source}/{hit.path}" for hit, source in zip(result.hits, sources, strict=True)]
         hits = list(zip(result.hits, map(pictures.of, places), strict=True))
+        picture = f"{number}/{result.photo.name}"
         is_drawn = result.photo.name and not result.error
-        searched.append((result, pictures.of(f"{number}/{result.photo.name}") if is_drawn else None, hits))
+        searched.append((result, pictures.of(picture) if is_drawn else None, hits))
+        alike.append(pictures.explained(picture, dict(enumerate(places, 1))) if is_drawn else [])
     notes = []
     if pictures.missing:
         notes.append(f"Pictures whose file is gone or unreadable: {len(pictures.missing):,}. The path stands instead.")
     if pictures.left_out:
         notes.append(f"{pictures.left_out:,} pictures are left out to keep this file small.")
     facts = [("index", index.description), *options]
-    return render("search.html", title="Found", photos=searched, facts=facts, notes=notes)
+    return render("search.html", title="Found", photos=searched, alike=alike, facts=facts, notes=notes)

@@ -116,7 +116,18 @@ function tile(one, shortName, wantedClass) {
   if (one.class) link.append(text("name class", one.class));
   link.append(text("name", shortName));
   item.append(link);
+  if (one.score !== undefined && !asked().text && (asked().row ?? asked().upload) !== null) item.append(Object.assign(document.createElement("button"), { textContent: "Why?", onclick: () => explain(one.row) }));
   return item;
+}
+
+async function explain(image) {
+  const { row, upload } = asked(), form = new FormData(), headers = row === null ? {} : { "content-type": "application/json" };
+  if (row === null) form.set("photo", uploads.get(upload).file);
+  const body = row === null ? form : JSON.stringify({ row: Number(row) });
+  const reason = await answered(fetch(`api/images/${image}/explain`, { method: "POST", headers, body })).catch(error => ({ text: error.message, pictures: [] }));
+  element("maps").replaceChildren(...reason.pictures.map(src => Object.assign(new Image(), { src, alt: "" })));
+  element("reason").textContent = reason.text;
+  element("why").showModal();
 }
 
 function text(kind, content) {
@@ -180,6 +191,7 @@ addEventListener("dragleave", event => { if (!event.relatedTarget) element("drop
 addEventListener("drop", event => { event.preventDefault(); element("drop").classList.remove("over"); searchWith(event.dataTransfer.files[0]); });
 addEventListener("paste", event => { if (event.clipboardData.files.length) searchWith(event.clipboardData.files[0]); });
 addEventListener("hashchange", load);
+element("why").addEventListener("click", event => event.currentTarget.close());
 
 async function start() {
   try {

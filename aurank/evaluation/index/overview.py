@@ -11,7 +11,7 @@ from aurank.evaluation.inputs import importable
 from aurank.evaluation.postprocessing.steps import unit
 
 
-def nearest_classes(
+def class_cosines(
     embeddings: Rows, gallery: Rows, labels: Int64[np.ndarray, " gallery"], k: int
 ) -> tuple[Float64[np.ndarray, "row k"], Int64[np.ndarray, "row k"]]:
     """Return the cosines of each row's k nearest classes, by their nearest gallery row, and the labels of these."""

@@ -12,13 +12,12 @@ from sklearn.metrics import pairwise_distances, pairwise_distances_argmin_min
 from sklearn.preprocessing import normalize
 
 from aurank.arrays import MappedRows, Rows
-from aurank.evaluation import overview
-from aurank.evaluation.index import neighbours
-from aurank.evaluation.overview import farthest_first, nearest_classes, plane
+from aurank.evaluation.index import neighbours, overview
+from aurank.evaluation.index.overview import class_cosines, farthest_first, plane
 
 
 def distance_to_nearest(rows: Rows, centres: np.ndarray) -> np.ndarray:
-    return 1 - nearest_classes(rows, centres, np.zeros(len(centres), np.int64), 1)[0][:, 0]
+    return 1 - class_cosines(rows, centres, np.zeros(len(centres), np.int64), 1)[0][:, 0]
 
 
 @pytest.mark.parametrize("known", [0, 1, 7])
@@ -70,7 +69,7 @@ def test_margins_and_classes_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch
     rows, gallery = rng.standard_normal((40, 4)), rng.standard_normal((23, 4))
     labels = rng.integers(0, 6, 23) * 7 - 3
     monkeypatch.setattr(overview, "BLOCK", 23 * 9)  # in several pieces
-    cosine, nearest = nearest_classes(rows, gallery, labels, 2)
+    cosine, nearest = class_cosines(rows, gallery, labels, 2)
     margin = cosine[:, 0] - cosine[:, 1]
     expected = [oracles.class_margin(row, gallery, labels.tolist()) for row in rows]
     np.testing.assert_allclose(margin, [one for one, _ in expected], atol=1e-14)
