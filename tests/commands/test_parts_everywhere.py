@@ -41,7 +41,7 @@ def page(path: Path) -> str:
     embedded, _ = saved_embeddings(f"embeddings:{path}", str(path), None, ImageSelection())
     measured = Measurement("m", embedded)
     found = examine_measured(embedded.evaluate(neighbours=3), measured)
-    return "\n".join([*map(str, found.findings), *found.left_out])
+    return "\n".join([*map(str, found["findings"]), *found["left_out"]])
 
 
 def values(path: Path, **options: Any) -> tuple[Any, ...]:
