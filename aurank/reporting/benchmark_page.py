@@ -18,7 +18,7 @@ from aurank.evaluation.compare import holm
 from aurank.evaluation.significance import Answer, SeedsAndClasses, over_seeds, rank_over_classes
 from aurank.files import checked, reading, require_ordinary
 from aurank.reporting.charts import COLOURS, plain, svg
-from aurank.reporting.page import duration, render
+from aurank.reporting.page import duration, endings, render
 from aurank.reporting.tables import markdown_table
 
 Line = dict[str, Any]
@@ -26,6 +26,7 @@ LINES, _LINES = "lines.jsonl", "the lines of a benchmark"
 Rate = Annotated[float, Field(ge=0, le=1)]
 _OPEN: Any = {"extra": "allow", "allow_inf_nan": False}  # other versions write other entries too
 _HEAD = ("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds")
+ALPHA = 0.05
 _NOTE = (
     "± is the half width of the 95 % interval over seeds (Student's t), in brackets is the 95 % interval of a "
     "bootstrap over classes and seeds; p by either, corrected for the number of methods (Holm), ≤ where no resample is "
@@ -90,6 +91,7 @@ class SettingTable:
     reference: str
     rows: Sequence[MethodRow]
     remarks: str
+    tested: str  # the classes and splits of the tests
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,12 +158,17 @@ def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
                 by_method[line["method"]].append(line)
         tests = {name: each for name, tested in by_method.items() if (each := _Tests.of(tested, queries)).seeds}
         if any(each.is_trained for each in tests.values()):
-            blocks.append(_block(about["reference"], setting, tests, chances, _chosen(lines, setting)))
+            blocks.append(_block(about["reference"], setting, tests, chances, _chosen(lines, setting), len(queries)))
     return blocks
 
 
 def _block(
-    reference: str, setting: str, tests: Mapping[str, _Tests], chances: SeedsAndClasses, chosen: Mapping[str, str]
+    reference: str,
+    setting: str,
+    tests: Mapping[str, _Tests],
+    chances: SeedsAndClasses,
+    chosen: Mapping[str, str],
+    splits: int,
 ) -> SettingTable:
     trained = {name: each.ap.mean(axis=0) for name, each in tests.items() if each.is_trained}
     ranks: dict[str, float] = {}
@@ -200,7 +207,8 @@ def _block(
         for name, each in tests.items()
     ]
     rows.sort(key=lambda row: (not row.seeds, -row.mauprc.mean))
-    return SettingTable(setting, reference, rows, " ".join(remarks))
+    tested = f"{len(chances.queries):,} classes of {splits} split{'s' * (splits > 1)}"
+    return SettingTable(setting, reference, rows, " ".join(remarks), tested)
 
 
 def _chosen(lines: Sequence[Line], setting: str) -> dict[str, str]:
@@ -262,6 +270,32 @@ def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = Non
     return "\n\n".join([*parts, _NOTE]) if parts else "*not run yet*"
 
 
+def verdict(block: SettingTable) -> tuple[str, dict[str, list[str]]]:
+    """Return how many trained methods are told apart from the reference and over what, and their names."""
+    over = {(True, True): "other seeds and classes", (True, False): "other seeds alone"}
+    over[False, True] = "other classes alone"
+    names: dict[str, list[str]] = {
+        f"{side}, for {where}": [] for where in over.values() for side in ("better", "worse")
+    }
+    names["not told apart"] = []
+    compared = [(row, row.difference) for row in block.rows if row.seeds and row.difference is not None]
+    for row, answer in compared:
+        # All seeds may differ alike: then there is no p, and their interval is the mean.
+        of_seeds = answer.half_width is not None and (answer.p_seeds is None or answer.p_seeds < ALPHA)
+        of_classes = answer.p_classes is not None and answer.p_classes < ALPHA
+        side = "better" if answer.mean > 0 else "worse"
+        is_apart = of_seeds or of_classes
+        names[f"{side}, for {over[of_seeds, of_classes]}" if is_apart else "not told apart"].append(row.name)
+    if not compared:
+        return "", {}
+    counts = {where: sum(len(names[f"{side}, for {where}"]) for side in ("better", "worse")) for where in over.values()}
+    shown = ", ".join(f"{count or 'none'} for {where}" for where, count in counts.items())
+    seeds = " to ".join(dict.fromkeys(str(end(row.seeds for row, _ in compared)) for end in (min, max)))
+    text = f"Told apart from {block.reference}, of {len(compared)} others: {shown}; by {seeds} seeds and {block.tested}"
+    text += f" (p < {ALPHA}, corrected for the number of methods)."
+    return text, {how: each for how, each in names.items() if each}
+
+
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -283,17 +317,18 @@ def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str
         facts[key] = ", ".join(sorted({str(line[key]) for line in done}))
     sections = []
     for block in blocks:
-        size, charts = (6.4, 0.9 + 0.28 * len(block.rows)), []
+        size, charts = (5.4, 1.1 + 0.28 * len(block.rows)), []
         for beside, value in ((False, "mAUPRC"), (True, "its difference from the reference")):
             if not beside or any(row.difference for row in block.rows):
                 described = f"{value} with both intervals of each method, {block.setting}"
                 charts.append(svg(partial(draw_intervals, block=block, beside=beside), described, size=size))
-        sections.append((block.setting or "Methods", *cells_of(block), block.remarks, charts))
+        sections.append((block.setting or "Methods", *cells_of(block), block.remarks, charts, *verdict(block)))
     return render(
         "benchmark.html",
         title="Benchmark",
         counted=f"{len(done):,} of {about['units']:,} choices, trainings and tests are done.",
         blocks=sections,
+        overrides={**about["methods"], **{f"all in {name}": each for name, each in about["settings"].items() if name}},
         note=_NOTE,
         facts=facts,
         failed=[line for line in done if "error" in line],
@@ -307,12 +342,12 @@ def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
         if answer is None:
             continue
         half = answer.half_width or 0.0
-        for ends, width in ((answer.interval, 1.2), ((answer.mean - half, answer.mean + half), 5)):
+        for ends, width, alpha in (((answer.mean - half, answer.mean + half), 6, 0.4), (answer.interval, 1.2, 1.0)):
             if ends is not None:
-                axes.plot(ends, [height, height], color=colour, linewidth=width, alpha=0.6, solid_capstyle="butt")
+                axes.plot(ends, [height, height], color=colour, linewidth=width, alpha=alpha, solid_capstyle="butt")
         axes.plot([answer.mean], [height], "o", color=colour, markersize=4)
     if beside:
         axes.axvline(0, color="#808080", linewidth=1)
-    axes.set_yticks(range(len(block.rows)), [plain(row.name) for row in reversed(block.rows)])
-    label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}; thick: seeds, thin: classes"
+    axes.set_yticks(range(len(block.rows)), map(plain, reversed(endings([row.name for row in block.rows]))))
+    label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}\nthick: seeds, thin: classes"
     axes.set(xlabel=label, ylim=(-0.7, len(block.rows) - 0.3))

@@ -103,7 +103,9 @@ def test_folds_are_of_whole_classes_and_of_nearly_one_size() -> None:
 def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_test_image(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     lines: list[dict[str, Any]] = []
-    found = tune(config, tmp_path / "out", ranges=RATE | ONLY, trials=2, folds=2, listener=lines.append)
+    told: list[str] = []  # by some steps, which change nothing of the trials
+    options: dict[str, Any] = {"listener": lines.append, "say": told.append}
+    found = tune(config, tmp_path / "out", ranges=RATE | ONLY, trials=2, folds=2, **options)
     whole = read_whole(config.data)
     training = whole.select(whole.splits != "test")
     fold = class_folds(training, 2)
@@ -114,6 +116,8 @@ def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_tes
     assert lines[0]["folds"] == expected
     assert lines[0]["settings"] == {"optim.lr": "0.01", "loss.params.temperature": "0.01"}
     assert found.value == max(line["value"] for line in lines) == lines[-1]["best"]
+    (text,) = told
+    assert re.fullmatch(r"16 training steps in 4 trainings: about [\d.]+ seconds, and validations", text)
     best = read_config(tmp_path / "out" / "best.yaml")
     assert dump_config(best) == dump_config(read_config(config.model_dump(mode="json"), found.overrides))
     # Other test images change nothing.
