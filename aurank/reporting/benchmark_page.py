@@ -172,10 +172,10 @@ def _block(
 ) -> SettingTable:
     trained = {name: each.ap.mean(axis=0) for name, each in tests.items() if each.is_trained}
     ranks: dict[str, float] = {}
-    remarks = []
+    remarks, num_classes = [], len(chances.queries)
     if reference not in tests:  # all its seeds may have diverged
         remarks.append(f"The reference {reference} has no result here, so there are no differences from it.")
-    if len(trained) > 1 and (num_classes := len(chances.queries)) > 1:
+    if len(trained) > 1 and num_classes > 1:
         means, critical, p_value = rank_over_classes(np.stack([*trained.values()]))
         ranks = dict(zip(trained, means, strict=True))
         friedman = "" if p_value is None else f"; Friedman's test: p = {p_value:.2g}"
@@ -207,7 +207,7 @@ def _block(
         for name, each in tests.items()
     ]
     rows.sort(key=lambda row: (not row.seeds, -row.mauprc.mean))
-    tested = f"{len(chances.queries):,} classes of {splits} split{'s' * (splits > 1)}"
+    tested = f"{num_classes:,} class{'es' * (num_classes > 1)} of {splits} split{'s' * (splits > 1)}"
     return SettingTable(setting, reference, rows, " ".join(remarks), tested)
 
 
@@ -272,28 +272,21 @@ def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = Non
 
 def verdict(block: SettingTable) -> tuple[str, dict[str, list[str]]]:
     """Return how many trained methods are told apart from the reference and over what, and their names."""
-    over = {(True, True): "other seeds and classes", (True, False): "other seeds alone"}
-    over[False, True] = "other classes alone"
-    names: dict[str, list[str]] = {
-        f"{side}, for {where}": [] for where in over.values() for side in ("better", "worse")
-    }
-    names["not told apart"] = []
+    names: dict[str, list[str]] = {}
     compared = [(row, row.difference) for row in block.rows if row.seeds and row.difference is not None]
     for row, answer in compared:
         # All seeds may differ alike: then there is no p, and their interval is the mean.
         of_seeds = answer.half_width is not None and (answer.p_seeds is None or answer.p_seeds < ALPHA)
         of_classes = answer.p_classes is not None and answer.p_classes < ALPHA
-        side = "better" if answer.mean > 0 else "worse"
-        is_apart = of_seeds or of_classes
-        names[f"{side}, for {over[of_seeds, of_classes]}" if is_apart else "not told apart"].append(row.name)
+        over = ["other seeds"] * of_seeds + ["other classes"] * of_classes
+        side = f"{'better' if answer.mean > 0 else 'worse'} for {' and '.join(over)}{' alone' * (len(over) == 1)}"
+        names.setdefault(side if over else "not told apart", []).append(row.name)
     if not compared:
         return "", {}
-    counts = {where: sum(len(names[f"{side}, for {where}"]) for side in ("better", "worse")) for where in over.values()}
-    shown = ", ".join(f"{count or 'none'} for {where}" for where, count in counts.items())
+    counts = ", ".join(f"{len(each)} {how}" for how, each in names.items())
     seeds = " to ".join(dict.fromkeys(str(end(row.seeds for row, _ in compared)) for end in (min, max)))
-    text = f"Told apart from {block.reference}, of {len(compared)} others: {shown}; by {seeds} seeds and {block.tested}"
-    text += f" (p < {ALPHA}, corrected for the number of methods)."
-    return text, {how: each for how, each in names.items() if each}
+    by = f"by {seeds} seed{'s' * (seeds != '1')} and {block.tested} (p < {ALPHA}, corrected for the number of methods)"
+    return f"Compared with {block.reference}: {counts}; {by}.", names
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
