@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, NotRequired
 
 import numpy as np
@@ -18,7 +19,7 @@ from aurank.evaluation.compare import holm
 from aurank.evaluation.significance import Answer, SeedsAndClasses, over_seeds, rank_over_classes
 from aurank.files import checked, reading, require_ordinary
 from aurank.reporting.charts import COLOURS, plain, svg
-from aurank.reporting.page import duration, endings, render
+from aurank.reporting.page import duration, render
 from aurank.reporting.tables import markdown_table
 
 Line = dict[str, Any]
@@ -341,6 +342,7 @@ def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
         axes.plot([answer.mean], [height], "o", color=colour, markersize=4)
     if beside:
         axes.axvline(0, color="#808080", linewidth=1)
-    axes.set_yticks(range(len(block.rows)), map(plain, reversed(endings([row.name for row in block.rows]))))
+    names = [fill(plain(row.name), 40, max_lines=2, placeholder="…") for row in reversed(block.rows)]
+    axes.set_yticks(range(len(block.rows)), names, fontsize=9, linespacing=1)
     label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}\nthick: seeds, thin: classes"
     axes.set(xlabel=label, ylim=(-0.7, len(block.rows) - 0.3))
