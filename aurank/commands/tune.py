@@ -126,7 +126,7 @@ def tune(
         if say is not None and (left := folds * (trials - len(search.trials))) > 0:
             steps = left * config.train.steps
             with suppress(UserError, Diverged):  # the ranges may leave out what is wrong with the configuration itself
-                step = sum(profile_training(search.base, dataset=data[0], steps=2).phases.values())
+                step = sum(profile_training(config, dataset=data[0], steps=2).phases.values())
                 say(f"{steps:,} training steps in {left:,} trainings: about {duration(step * steps)}, and validations")
         while len(search.trials) < trials:
             line = search.run()
