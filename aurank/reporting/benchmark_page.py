@@ -343,6 +343,6 @@ def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
     if beside:
         axes.axvline(0, color="#808080", linewidth=1)
     names = [fill(plain(row.name), 40, max_lines=2, placeholder="…") for row in reversed(block.rows)]
-    axes.set_yticks(range(len(block.rows)), names, fontsize=9, linespacing=1)
+    axes.set_yticks(range(len(block.rows)), names, fontsize=9, linespacing=1.1)
     label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}\nthick: seeds, thin: classes"
     axes.set(xlabel=label, ylim=(-0.7, len(block.rows) - 0.3))

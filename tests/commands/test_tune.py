@@ -184,7 +184,7 @@ def test_a_search_of_images_leaves_out_their_test_split_and_prunes(
 
 
 FILES = {"best.yaml", "search.json", "trials.csv", "tune.html"}
-# Lines to run before a search: its process is interrupted in the second step of the fourth training.
+# Lines to run before a search: its process is interrupted in the second step of the fourth training, behind 7 that say how long it takes.
 STOPPED = """
 import os, signal
 from aurank.training.loop import Loop
@@ -192,7 +192,7 @@ count = 0
 def stopped(loop, batches, run=Loop.step):
     global count
     count += 1
-    if count == 4 * 3 + 2:
+    if count == 7 + 4 * 3 + 2:
         os.kill(os.getpid(), signal.SIGINT)
     return run(loop, batches)
 globals().update(stopped=stopped)
@@ -286,6 +286,12 @@ def test_what_does_not_fit_is_refused_before_a_training(tmp_path: Path) -> None:
     unfit = config_of(tmp_path, sampler={"batch": 64, "params": {"per_class": 32}})
     with pytest.raises(UserError, match="no class has per_class=32 images"):
         tune(unfit, out, trials=2, folds=2)
+    # The ranges leave out what does not fit: then no steps can say how long it takes, and the search goes on.
+    told: list[str] = []
+    mended = config_of(tmp_path, sampler={"batch": 8, "params": {"per_class": 8}})
+    ranges = RATE | ONLY | {"sampler.params.per_class": Range(choices=(2, 4))}
+    assert tune(mended, tmp_path / "mended", ranges=ranges, trials=1, folds=2, say=told.append).trials == 1
+    assert told == []
     with pytest.raises(UserError, match=r"holds another search .*per_class.*seed: 0 != 1"):
         tune(config, out, trials=2, folds=2, seed=1)
     ((_, text, _),) = succeeded([run_aurank("tune", file, "--list")])
