@@ -184,7 +184,8 @@ def test_a_search_of_images_leaves_out_their_test_split_and_prunes(
 
 
 FILES = {"best.yaml", "search.json", "trials.csv", "tune.html"}
-# Lines to run before a search: its process is interrupted in the second step of the fourth training, behind 7 that say how long it takes.
+# Lines to run before a search: its process is interrupted in the second step of the fourth training, after the seven
+# steps that say how long it takes.
 STOPPED = """
 import os, signal
 from aurank.training.loop import Loop
