@@ -327,11 +327,11 @@ def index_remove(call: Call) -> None:
     console.say(call(paths=_with_stdin(call.get("paths", ()))))
 
 
-def search(call: Call, *, html: Path | None = None, as_json: bool = False) -> None:
+def search(call: Call, *, html: Path | None = None, explain: bool = False, as_json: bool = False) -> None:
     from aurank.commands import ImageIndex, RunOptions
     from aurank.commands.galleries.search import results_json, results_page
 
-    options, k, paths = call["index"], call["k"], _with_stdin(call["photos"])
+    options, k, paths = call["index"], call["k"], _with_stdin(call.get("photos", ()))
     device = RunOptions(device=options.get("device")).torch_device
     index = ImageIndex.open(**{**options, "device": str(device)})
     with draw_stages("loading the model") as draw:
@@ -339,7 +339,7 @@ def search(call: Call, *, html: Path | None = None, as_json: bool = False) -> No
     if html is not None:
         facts = [("images of a list", str(k)), *(("class", name) for name in call.get("classes", ()))]
         facts += [("least score", str(call["threshold"]))] if "threshold" in call else []
-        write_text(html, results_page(index, results, facts))
+        write_text(html, results_page(index, results, facts, explained=explain))
         stderr_console.say(f"written to {html}")
     if as_json:
         click.echo(results_json(index, results))

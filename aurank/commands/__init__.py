@@ -37,7 +37,7 @@ else:
         "export": ["ExportCheck", "export_model"],
         "galleries.align": ["align"],
         "galleries.build_index": ["IndexChange", "add_images", "build_index", "remove_images"],
-        "galleries.search": ["Hit", "ImageIndex", "PhotoHits", "search_photos"],
+        "galleries.search": ["Hit", "ImageIndex", "PhotoHits", "mixed_query", "search_photos"],
         "init": ["write_first_configuration"],
         "pairs": ["PairsResult", "evaluate_pairs"],
         "prepare": ["prepare_data"],

@@ -316,7 +316,7 @@ def _measure(
     embedded, notes = prepared.embed()
     measured = None if isinstance(manifest.source, EmbeddingSource) else manifest
     notes = [notes[0], *prepared.remarks, *prepared.overlap, *notes[1:]]
-    return Measurement(model, embedded, measured, notes), options
+    return Measurement(model, embedded, measured, notes, prepared.model), options
 
 
 def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSelection) -> tuple[Embedded, list[str]]:

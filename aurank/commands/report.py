@@ -13,6 +13,7 @@ from aurank.data.manifest import count_labels
 from aurank.embedding.embedded import Embedded
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
+from aurank.models.image_model import ImageModel
 
 MOST_WORK = 2**39  # rows times classes times dimensions up to which labels are judged: about 15 s on one core
 _ELSEWHERE = "Not looked at here: images by their pixels, and other splits. aurank doctor DATA does that."
@@ -28,6 +29,7 @@ class Measurement:
     embedded: Embedded
     images: Manifest | None = None
     notes: Sequence[str] = ()
+    network: ImageModel | None = None
 
 
 def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[str] = ()) -> str:
@@ -39,8 +41,8 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
     data = f"{rows} of {count_labels(measured.embedded)}" + (f", manifest {images.sha256[:16]}" if images else "")
     facts, examined = [("model", measured.model), ("data", data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
-    source = None if images is None else images.source
-    return report_page(report, source=source, classes=classes, examined=examined, facts=facts, title=title)
+    source, model = None if images is None else images.source, measured.network
+    return report_page(report, source=source, model=model, classes=classes, examined=examined, facts=facts, title=title)
 
 
 def examine_measured(report: Report, measured: Measurement) -> dict[str, Any]:

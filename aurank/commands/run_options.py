@@ -201,7 +201,8 @@ def prepare_model(
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
         config = with_features(config, manifest)
         encoder = encoder_of(checkpoint, config, location)
-        loaded = trained_model(name if name.startswith("hf-hub:") else model, encoder, config)
+        path = resolve_checkpoint(location)
+        loaded = trained_model(name if name.startswith("hf-hub:") else model, encoder, config, path)
         data = config.data
         if (size := data.image_size) != saved.data.image_size:
             assert isinstance(loaded.transform, Pipeline)

@@ -11,6 +11,7 @@ from aurank.names import meant, nearest
 from aurank.reporting.pictures import Pictures
 
 SEED = 0
+_EXPLAINED = 2  # queries of a grid
 
 
 def make_grids(
@@ -57,10 +58,11 @@ def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> lis
     query_columns = [_text(values, len(values["query"]), name) for name in ("path", "group")]
     gallery_columns = [_text(report.gallery, count, name) for name in ("path", "group")]
     names, labels = query_names(report), gallery_names(report)
-    rows = []
+    rows = list[dict[str, Any]]()
     for index in indices:
         path, group = (str(column[index]) for column in query_columns)
-        query, hits = {"path": path, "label": str(names[index]), "picture": pictures.of(path), "group": group}, []
+        query = {"path": path, "label": str(names[index]), "picture": pictures.of(path), "group": group}
+        hits = list[dict[str, Any]]()
         facts = {name: int(values[name][index]) for name in ("first_rank", "num_positives")}
         listed: list[tuple[int, float, bool, int, bool]] = []
         if lists is not None:
@@ -74,6 +76,8 @@ def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> lis
             path, group = (str(column[row]) for column in gallery_columns)
             hit = {"path": path, "label": str(labels[row]), "picture": pictures.of(path), "group": group}
             hits.append({**hit, "score": score, "is_right": is_right, "rank": rank, "is_apart": is_apart})
+        first = {hit["is_right"]: (hit["rank"], hit["path"]) for hit in reversed(hits)}
+        alike = pictures.explained(str(query["path"]), dict(sorted(first.values()))) if len(rows) < _EXPLAINED else []
         row = {"query": query, "hits": hits, "row": int(values["query"][index]), "ap": float(values["ap"][index])}
-        rows.append({**row, **facts})
+        rows.append({**row, **facts, "alike": alike})
     return rows

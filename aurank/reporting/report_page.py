@@ -10,6 +10,7 @@ from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.report import Report
+from aurank.models.image_model import ImageModel
 from aurank.reporting.charts import codes, curves, svg
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
@@ -37,6 +38,7 @@ def report_page(
     report: Report,
     *,
     source: ImageSource | None = None,
+    model: ImageModel | None = None,
     classes: Sequence[str] = (),
     examined: Mapping[str, Any] | None = None,
     course: Mapping[str, Any] | None = None,
@@ -47,7 +49,7 @@ def report_page(
 
     `examined`: the doctor's "findings", about rows of "paths" and "classes"; "left_out" says what was not looked at.
     """
-    pictures, lists = Pictures(source), report.neighbours
+    pictures, lists = Pictures(source, model=model), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
     charts = curves({"": report})
     if report.codes:

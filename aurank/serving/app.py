@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 from aurank.commands import ImageIndex
 from aurank.data.decode import quiet_decoding
 from aurank.reporting.page import render
-from aurank.serving.gallery import ClassSize, Gallery, ImagePage, SearchResult
+from aurank.serving.gallery import ClassSize, Gallery, ImagePage, Reason, SearchResult
 from aurank.serving.uploads import DEEPEST, FORMATS, Limits, PhotoSearch, RowSearch, Window, read_search
 
 _HEADERS = {
@@ -75,7 +75,7 @@ def make_app(
     searching, drawing = CapacityLimiter(limits.threads), CapacityLimiter(limits.threads)
     searches = CapacityLimiter(limits.threads + limits.waiting)
     drawings = CapacityLimiter(limits.threads + 8 * limits.waiting)
-    page = render("serve.html", title="Search by photo")
+    page = render("serve.html", title=f"Search by photo{' or words' * gallery.takes_texts}", texts=gallery.takes_texts)
     # The policy of the page names its script and its style by their digests.
     texts = re.findall(r"<(script|style)>(.*?)</\1>", page, flags=re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for _, text in texts]
@@ -142,6 +142,12 @@ def make_app(
         refuse_when_full(searches)
         async with searches:
             return await run_sync(gallery.search, await read_search(request, limits), limiter=searching)
+
+    @app.post("/api/images/{row}/explain", openapi_extra={"requestBody": {"required": True, "content": _BODY}})
+    async def explain(request: Request, row: Annotated[int, Path(ge=0)]) -> Reason:
+        refuse_when_full(searches)
+        async with searches:
+            return await run_sync(gallery.explain, await read_search(request, limits), row, limiter=searching)
 
     return shield(app, hosts, token)
 

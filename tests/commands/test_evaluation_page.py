@@ -1,5 +1,6 @@
 """The page of an evaluation holds what the doctor finds by what the evaluation had at hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +80,18 @@ def test_images_that_were_skipped_are_a_finding(tmp_path: Path) -> None:
     found = examine_measured(report, measured)["findings"][0]
     assert (found.check, found.count, found.examples) == ("unreadable images", 1, ("a/broken.png",))
     assert measured.images.sha256[:16] in Elements(evaluation_page(report, measured)).text
+
+
+def test_the_first_queries_of_a_list_are_explained_with_their_first_wrong_and_right_image(tmp_path: Path) -> None:
+    write_tree(tmp_path, [f"{'abcd'[row // 2]}/{row}.png" for row in range(8)], height=32, width=32)
+    made: dict[str, object] = {}
+    images = ImageSelection(f"folder:{tmp_path}", overrides=["data.odd_classes=keep"])
+    running = RunOptions(finished=made.__setitem__)
+    report = evaluate_model("timm:test_resnet,pretrained=false", images, running=running, neighbours=7)
+    measured = made["measured"]
+    assert isinstance(measured, Measurement)
+    page = evaluation_page(report, measured)
+    worst = page[page.index("Worst queries") : page.index("Median queries")]
+    assert worst.count('<li class="alike"><img') == 4
+    assert worst.count("explained in full") == 4
+    assert 'class="alike"' not in evaluation_page(report, replace(measured, network=None))
