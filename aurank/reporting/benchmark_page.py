@@ -92,7 +92,6 @@ class SettingTable:
     reference: str
     rows: Sequence[MethodRow]
     remarks: str
-    tested: str  # the classes and splits of the tests
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,24 +158,19 @@ def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
                 by_method[line["method"]].append(line)
         tests = {name: each for name, tested in by_method.items() if (each := _Tests.of(tested, queries)).seeds}
         if any(each.is_trained for each in tests.values()):
-            blocks.append(_block(about["reference"], setting, tests, chances, _chosen(lines, setting), len(queries)))
+            blocks.append(_block(about["reference"], setting, tests, chances, _chosen(lines, setting)))
     return blocks
 
 
 def _block(
-    reference: str,
-    setting: str,
-    tests: Mapping[str, _Tests],
-    chances: SeedsAndClasses,
-    chosen: Mapping[str, str],
-    splits: int,
+    reference: str, setting: str, tests: Mapping[str, _Tests], chances: SeedsAndClasses, chosen: Mapping[str, str]
 ) -> SettingTable:
     trained = {name: each.ap.mean(axis=0) for name, each in tests.items() if each.is_trained}
     ranks: dict[str, float] = {}
-    remarks, num_classes = [], len(chances.queries)
+    remarks = []
     if reference not in tests:  # all its seeds may have diverged
         remarks.append(f"The reference {reference} has no result here, so there are no differences from it.")
-    if len(trained) > 1 and num_classes > 1:
+    if len(trained) > 1 and (num_classes := len(chances.queries)) > 1:
         means, critical, p_value = rank_over_classes(np.stack([*trained.values()]))
         ranks = dict(zip(trained, means, strict=True))
         friedman = "" if p_value is None else f"; Friedman's test: p = {p_value:.2g}"
@@ -208,8 +202,7 @@ def _block(
         for name, each in tests.items()
     ]
     rows.sort(key=lambda row: (not row.seeds, -row.mauprc.mean))
-    tested = f"{num_classes:,} class{'es' * (num_classes > 1)} of {splits} split{'s' * (splits > 1)}"
-    return SettingTable(setting, reference, rows, " ".join(remarks), tested)
+    return SettingTable(setting, reference, rows, " ".join(remarks))
 
 
 def _chosen(lines: Sequence[Line], setting: str) -> dict[str, str]:
@@ -271,7 +264,7 @@ def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = Non
     return "\n\n".join([*parts, _NOTE]) if parts else "*not run yet*"
 
 
-def verdict(block: SettingTable) -> tuple[str, dict[str, list[str]]]:
+def verdict(block: SettingTable, tested: str) -> tuple[str, dict[str, list[str]]]:
     """Return how many trained methods are told apart from the reference and over what, and their names."""
     names: dict[str, list[str]] = {}
     compared = [(row, row.difference) for row in block.rows if row.seeds and row.difference is not None]
@@ -286,7 +279,7 @@ def verdict(block: SettingTable) -> tuple[str, dict[str, list[str]]]:
         return "", {}
     counts = ", ".join(f"{len(each)} {how}" for how, each in names.items())
     seeds = " to ".join(dict.fromkeys(str(end(row.seeds for row, _ in compared)) for end in (min, max)))
-    by = f"by {seeds} seed{'s' * (seeds != '1')} and {block.tested} (p < {ALPHA}, corrected for the number of methods)"
+    by = f"by {seeds} seed{'s' * (seeds != '1')} and {tested} (p < {ALPHA}, corrected for the number of methods)"
     return f"Compared with {block.reference}: {counts}; {by}.", names
 
 
@@ -295,10 +288,11 @@ def verdict(block: SettingTable) -> tuple[str, dict[str, list[str]]]:
 
 def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str:
     about, done = lines[0], [line for line in lines if line["kind"] in ("choice", "run", "untrained")]
+    splits = {line["split"]: line for line in lines if line["kind"] == "split"}
+    classes = sum(len(line["queries"]) for line in splits.values())
+    tested = f"{classes:,} class{'es' * (classes > 1)} of {len(splits)} split{'s' * (len(splits) > 1)}"
     tests = [
-        f"{line['split']}: {sum(line['queries']):,} images of {len(line['classes']):,} classes"
-        for line in lines
-        if line["kind"] == "split"
+        f"{name}: {sum(each['queries']):,} images of {len(each['classes']):,} classes" for name, each in splits.items()
     ]
     chosen = f"{about['trials']} trials, validated on {about['choose_by']['folds']} folds of the training classes"
     facts = {
@@ -316,7 +310,7 @@ def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str
             if not beside or any(row.difference for row in block.rows):
                 described = f"{value} with both intervals of each method, {block.setting}"
                 charts.append(svg(partial(draw_intervals, block=block, beside=beside), described, size=size))
-        sections.append((block.setting or "Methods", *cells_of(block), block.remarks, charts, *verdict(block)))
+        sections.append((block.setting or "Methods", *cells_of(block), block.remarks, charts, *verdict(block, tested)))
     return render(
         "benchmark.html",
         title="Benchmark",

@@ -112,7 +112,7 @@ def test_the_page_has_tables_pictures_and_what_ended_early() -> None:
     lines[0]["methods"]["B & C"] = ["loss.name=x<y"]
     page = benchmark_page(lines, blocks_of(lines))
     assert page.count("<svg") == 2
-    assert str(escape(verdict(blocks_of(lines)[0])[0])) in page
+    assert str(escape(verdict(blocks_of(lines)[0], "3 classes of 2 splits")[0])) in page
     assert "<dd>B &amp; C; late</dd>" in page
     assert "<dt>B &amp; C</dt><dd><code>loss.name=x&lt;y</code> </dd>" in page
     assert "<dt>all in one</dt><dd>none</dd>" in page
@@ -190,10 +190,10 @@ def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0() -> No
             for name in lines[0]["methods"]
         }
         expected = expected_verdict({name: each - ap["A"] for name, each in ap.items() if name != "A"}, queries)
-        text, names = verdict(block)
+        text, names = verdict(block, "16 classes")
         assert {how: set(each) for how, each in names.items()} == expected
         assert all(f"{len(each)} {how}" in text for how, each in expected.items())
-        assert text.endswith("; by 4 seeds and 16 classes of 2 splits (p < 0.05, corrected for the number of methods).")
+        assert text.endswith("; by 4 seeds and 16 classes (p < 0.05, corrected for the number of methods).")
         seen |= expected.keys()
     ends = {how.partition(" for ")[2] for how in seen if how != "not told apart"}
     assert ends == {"other seeds alone", "other classes alone", "other seeds and other classes"}
@@ -202,15 +202,17 @@ def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0() -> No
 
 def test_a_verdict_needs_a_reference_and_says_of_how_many_seeds() -> None:
     (block,) = blocks_of(made_up())
-    text, names = verdict(block)  # "late" has a seed less
+    text, names = verdict(block, "3 classes")  # "late" has a seed less
     assert names == {"better for other seeds and other classes": ["B & C", "late"]}
-    assert "by 2 to 3 seeds and 3 classes of 2 splits" in text
+    assert "by 2 to 3 seeds and 3 classes (p" in text
     alone = [line for line in made_up(seeds=1) if line.get("method") != "late"]
     (block,) = blocks_of(alone)
-    assert verdict(block)[1] == {"better for other classes alone": ["B & C"]}  # one seed says nothing of others
-    assert "by 1 seed and" in verdict(block)[0]
+    assert verdict(block, "3 classes")[1] == {
+        "better for other classes alone": ["B & C"]
+    }  # one seed says nothing of others
+    assert "by 1 seed and" in verdict(block, "3 classes")[0]
     (block,) = blocks_of([line for line in alone if line["kind"] != "run" or line["method"] != "A"])
-    assert verdict(block) == ("", {})
+    assert verdict(block, "3 classes") == ("", {})
 
 
 def test_the_thin_interval_is_drawn_opaque_above_the_thick_one() -> None:
