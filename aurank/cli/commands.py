@@ -279,7 +279,8 @@ def embed(call: Call) -> None:
 def mine(call: Call) -> None:
     out = call["out"]
     _, report = call()
-    console.say(report, f"written to {out / 'negatives.parquet'}, to look at: {out / 'mine.html'}")
+    mined = f"{out / 'negatives.parquet'}, to look at: {out / 'mine.html'}"
+    console.say(report, f"written to {out / 'selected.csv' if 'select' in call else mined}")
 
 
 def probe(call: Call) -> None:
