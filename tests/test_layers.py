@@ -76,6 +76,7 @@ HOMES = {
         "aurank.data.manifest",
         "aurank.data.readers",  # for the Matlab files of published sets
         "aurank.evaluation.significance",
+        "aurank.evaluation.two_way",
     ),  # for sparse matrices
 }
 

@@ -42,6 +42,7 @@ STAND_INS = {
     r"^webdataset:.*": "webdataset:shards",
     r"\$AURANK_DATA\b": ".",
     r"^runs/search/best.yaml$": "mine.yaml",
+    r"^aurank:runs/adapted/best$": "aurank:runs/mine/best",
 }
 SHELL = {"source", "export", "git", "pip", "python -m venv"}  # of the shell, nothing of aurank
 

@@ -72,8 +72,6 @@ def check_images(images: "ImageSelection") -> None:
 def check_overrides(data: str, overrides: Sequence[str]) -> None:
     """Raise UserError for overrides of images, READER:PATH or a configuration, that nobody knows."""
     from aurank.embedding.settings import read_data
-    from aurank.training.components import read_config
 
     with warnings.catch_warnings(action="ignore"):  # the command itself warns
-        if read_data(data, [override for override in overrides if not override.startswith("seed=")]) is None:
-            read_config(data, overrides)
+        read_data(data, overrides)

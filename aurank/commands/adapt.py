@@ -5,7 +5,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,7 +23,7 @@ from aurank.config.schema import EMBEDDINGS
 from aurank.data import Manifest
 from aurank.embedding.build import build_encoder, with_features
 from aurank.embedding.embedded import Embedded, evaluation_options
-from aurank.embedding.image_selection import ALL, ImageSelection, located, read_whole
+from aurank.embedding.image_selection import ALL, ImageSelection, read_whole
 from aurank.embedding.locations import BEST
 from aurank.embedding.select_images import class_folds
 from aurank.embedding.settings import read_data
@@ -37,6 +37,7 @@ from aurank.models.adapters.by_name import load_model
 from aurank.reporting.page import duration, render
 from aurank.training import profile_training, read_config, train
 from aurank.training.build import build_splits
+from aurank.training.run import differences
 
 PUBLISHED, FINE_TUNING, SEEDS = "published", "fine-tuning", 3
 AVERAGE = f"average of {SEEDS} seeds"
@@ -52,6 +53,7 @@ Line = dict[str, Any]
 def adapt(
     data: str | Manifest,
     out: Path = Path("runs/adapted"),
+    overrides: Sequence[str] = (),
     *,
     backbones: str = "",
     hours: float = 0.5,
@@ -66,11 +68,12 @@ def adapt(
 
     Args:
         data: a folder of images by class, a configuration, or READER:PATH; from Python a manifest too.
-        out: folder for adapt.json, adapt.html, best.safetensors and best.yaml.
+        out: folder for adapt.json, adapt.html, best.safetensors and, where what is kept was trained, best.yaml.
+        overrides: of the configuration, such as "train.steps=600" or "model.weights=FILE".
         backbones: networks to choose from, with commas: timm:NAME[,weights=FILE,input_size=128]; default: the
             configuration's, else a small one of timm.
         hours: the time to plan with.
-        listener: called with lines: the plan, each result, the test.
+        listener: called with lines: the plan, each training and result, the test.
 
     Raises:
         UserError: the data do not fit, the time is too short for one step, or the folder holds something else.
@@ -81,7 +84,7 @@ def adapt(
         aurank.errors.UserError: timm:resnet999: timm has no model 'resnet999'...
     """
     with claimed(out):
-        config, manifest = _read(data, out)
+        config, manifest = _read(data, out, overrides)
         names = [name if ":" in name else f"timm:{name}" for name in re.split(r",(?!\w+=)", backbones) if name]
         configs = {f"{PUBLISHED}, {name}": _with_backbone(config, name) for name in names[1:]}
         configs = {PUBLISHED: _with_backbone(config, names[0]) if names else config} | configs
@@ -94,16 +97,20 @@ def adapt(
             raise UserError(f"{manifest.name} has too few training classes to hold some out: 4 are needed")
         settings: Line = {"config": config.model_dump(mode="json"), "images": manifest.sha256[:16], "backbones": names}
         settings |= {"hours": hours, "folds": f"{folds} folds by {by}"}
-        saved: Line = {"format": "aurank adaptation", "version": 1, "settings": settings}
+        saved: Line = {"format": "aurank adaptation", "version": 2, "settings": settings}
         saved |= {"steps": [], "ms": {}, "kept": PUBLISHED, "network": PUBLISHED}
         if (out / "adapt.json").exists():
-            remedy = "name another --out"
-            saved = read_record(out / "adapt.json", Line, "an adaptation", named="aurank adaptation", remedy=remedy)
-            if saved["settings"] != settings:
-                raise UserError(f"{out} holds an adaptation of other settings or images: {remedy}")
+            title, remedy = "an adaptation", "name another --out"
+            saved = read_record(out / "adapt.json", Line, title, named="aurank adaptation", version=2, remedy=remedy)
+            before = saved["settings"]
+            unequal = [key for key in settings if key != "config" and before[key] != settings[key]]
+            differing = differences(read_config(before["config"]), config)
+            if differing := differing + [f"{key}: {before[key]} != {settings[key]}" for key in unequal]:
+                raise UserError(f"{out} holds an adaptation with another {differing[0]} (saved != given): {remedy}")
         search = _Search(out, configs, manifest, fold, saved, listener)
         if not saved["steps"]:
             search.plan(hours)
+        listener("Results on held-out training classes:")
         for step in saved["steps"]:
             if step["folds"] and "kept" not in step:
                 search.run(step)
@@ -114,23 +121,24 @@ def adapt(
         return saved
 
 
-def _read(data: str | Manifest, out: Path) -> tuple[Config, Manifest]:
+def _read(data: str | Manifest, out: Path, changes: Sequence[str]) -> tuple[Config, Manifest]:
     """Return the configuration that names the data, or else a first one for them, and all images."""
     base, overrides = data, ["data.validation_fraction=0", "train.early_stopping=null", "train.trackers=[]"]
     path = str(data).removeprefix("folder:")
     if isinstance(data, str) and Path(path).exists() and not path.endswith((".yaml", ".yml")):
         base = str(out / "first.yaml")
         write_first_configuration(path, base, overwrite=True)
-    elif read_data(data) is not None:
-        base = "grocery/finetuned"
-        overrides += [f"data.{key}={json.dumps(value)}" for key, value in located(data).items()] + HEADS["head, SupCon"]
-    config = _changed(read_config(str(base)), *overrides)
-    is_other = config.data.name == EMBEDDINGS or config.data.train_labels == "image" or config.model.text is not None
-    if is_other or config.model.init_from is not None:
+    elif not isinstance(section := read_data(data), Config):
+        base, given = "grocery/finetuned", section.data.model_dump(mode="json", exclude_unset=True)
+        images = [f"data.{key}={json.dumps(value)}" for key, value in given.items()]
+        overrides = [*images, *HEADS["head, SupCon"], *overrides]
+    config = _changed(read_config(str(base)), *overrides, *changes)
+    is_unfit = config.data.name == EMBEDDINGS or config.data.train_labels == "image" or config.model.text is not None
+    if is_unfit or config.model.init_from is not None:
         takes = "images of classes and a published network, no rows, texts, views or model.init_from"
         raise UserError(f"{data}: aurank adapt takes {takes}")
-    whole = build_splits(config, data if isinstance(data, Manifest) else read_whole(config.data)).manifest
-    return config, replace(whole, splits=np.where(whole.splits == "test", "test", "train"))
+    manifest = build_splits(config, data if isinstance(data, Manifest) else read_whole(config.data)).manifest
+    return config, replace(manifest, splits=np.where(manifest.splits == "test", "test", "train"))
 
 
 def _with_backbone(config: Config, name: str) -> Config:
@@ -148,7 +156,7 @@ def _changed(config: Config, *overrides: str) -> Config:
 
 def _with_interval(ap: np.ndarray, queries: np.ndarray) -> tuple[float, float, float]:
     """Return the mean over queries and its 95 % interval over classes."""
-    answer = SeedsAndClasses(queries).answer(ap[None])
+    answer = SeedsAndClasses(queries.astype(np.float64)).answer(ap[None])
     return answer.mean, *(answer.interval or (answer.mean, answer.mean))
 
 
@@ -166,6 +174,7 @@ class _Search:
 
     def plan(self, hours: float) -> None:
         """Decide by a trial of some batches of each network, the slowest of which counts, which steps fit."""
+        self.listener(f"Plan for {duration(3600 * hours)}, by a trial of some batches:")
         images, folds, embedding, tuning = self.manifest.select(self.fold >= 0), int(self.fold.max()) + 1, 0.0, 0.0
         for name, config in self.configs.items():
             trial = _changed(config, "data.name=given", "model.head_start=null")
@@ -181,35 +190,39 @@ class _Search:
         costs = dict.fromkeys(self.configs, embedding / folds)  # seconds of a fold
         costs |= dict.fromkeys(LINEAR, 1.0) | dict.fromkeys(HEADS, 6.0)  # as assumed
         costs |= {"LoRA": tuning, FINE_TUNING: tuning, AVERAGE: SEEDS * tuning}
-        left, final = 3600 * hours, 0.0
+        left, reserved, full, all_folds = 3600 * hours, 0.0, 0.0, folds  # full: what all folds of the steps so far take
         if embedding > left:
             raise UserError(f"--hours {hours:g} is too short for one step: the features need {duration(embedding)}")
         for name, cost in costs.items():
-            if name in IMAGES:
-                final = max(final, cost)  # what is kept learns again, from all training classes
-                folds = folds if folds * cost + final <= left else 1
+            final = max(reserved, cost) if name in IMAGES else 0.0  # what is kept learns again, from all classes
+            folds = 1 if name in IMAGES and folds * cost + final > left else folds
             expected, reason = folds * cost, ""
             try:
                 if name == "LoRA":  # some networks have no layer for it
                     build_encoder(self.config(name).model, channels=3, load=False)
             except UserError as error:
-                reason = f"({first_line(error).rpartition('; ')[2]})"
+                reason, cost = f"({first_line(error).rpartition('; ')[2]})", 0.0
             if not reason and expected + final > left:
-                reason = f"for lack of time: {duration(max(0.0, left - final))} are left"
-            left -= 0.0 if reason else expected
-            line: Line = {"name": name, "folds": 0 if reason else folds, "reason": reason, "expected": expected}
-            self.saved["steps"].append(line | {"ap": [], "queries": []})
-            self.listener(f"{name}: {duration(expected)} expected" + f", not tried {reason}" * bool(reason))
+                reason = f"for lack of time: --hours {np.ceil((full + expected + final) / 36) / 100:.2f} is enough"
+            elif not reason:
+                left, reserved = left - expected, final
+            full += all_folds * cost
+            line: Line = {"name": name, "folds": 0 if reason else folds, "reason": reason, "expected_seconds": expected}
+            self.saved["steps"].append(line | {"classes": [], "queries": [], "ap": []})
+            self.listener(f"  {name}: {duration(expected)} expected" + f", not tried {reason}" * bool(reason))
+        unspent = f"{duration(left - reserved)} not needed"
+        self.listener(f"  final training on all classes: {duration(reserved)} reserved; {unspent}")
         self.save()
 
     def run(self, step: Line) -> None:
         """Measure a step on its folds, and keep it if it is surely better than the best before it."""
-        name, best = step["name"], next(each for each in self.saved["steps"] if each["name"] == self.saved["kept"])
+        name, best = step["name"], self.step(self.saved["kept"])
         try:
             for fold in range(len(step["ap"]), step["folds"]):
-                ap, queries, step["bytes"] = self.measure(name, fold)
-                step["ap"].append(ap.tolist())
-                step["queries"].append(queries.tolist())
+                table, step["bytes"] = self.measure(name, fold)
+                step["classes"].append([self.manifest.classes[label] for label in table["label"]])
+                step["queries"].append(table["num_queries"].tolist())
+                step["ap"].append(table["mauprc"].tolist())
                 self.save()
         except (Diverged, UserError) as error:
             if name == PUBLISHED:
@@ -233,6 +246,9 @@ class _Search:
             self.saved |= {"kept": name, "network": self.network(name)}
         self.listener(f"{name}: {text}")
         return self.save()
+
+    def step(self, name: str) -> Line:
+        return next(step for step in self.saved["steps"] if step["name"] == name)
 
     def network(self, name: str) -> str:
         """Return the published network of a step: the best so far, or the one that the step is of."""
@@ -262,8 +278,8 @@ class _Search:
         images = ImageSelection(manifest, ALL, overrides=[f"data.on_error={config.data.on_error}"])
         return embed_model(published_model(config), images)
 
-    def measure(self, name: str, fold: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return mAUPRC and queries of each class of a fold, by a step that learns from the others, and its bytes."""
+    def measure(self, name: str, fold: int) -> tuple[dict[str, np.ndarray], int]:
+        """Return the table of the classes of a fold, by a step that learns from the others, and its bytes."""
         path = self.learn(name, fold)
         if name in IMAGES:
             embedded = embed_model(f"aurank:{path}", ImageSelection(self.manifest.select(self.fold == fold), ALL))
@@ -273,7 +289,7 @@ class _Search:
             rows = torch.from_numpy(np.asarray(embedded.embeddings, np.float64)) @ head["head.weight"].double().T
             embedded = replace(embedded, embeddings=(rows + head["head.bias"]).numpy())
         table = embedded.evaluate(**evaluation_options(self.configs[PUBLISHED])).class_table()
-        return table["mauprc"], table["num_queries"].astype(np.float64), 4 * embedded.embeddings.shape[1]
+        return table, 4 * embedded.embeddings.shape[1]
 
     def learn(self, name: str, fold: int = -1) -> Path:
         """Return the checkpoint of a step that learns from all training classes, or from all but those of a fold."""
@@ -283,8 +299,13 @@ class _Search:
         if name in {**HEADS, **IMAGES}:
             data = read_whole(config.data).select(rows) if name in HEADS else self.manifest.select(learning)
             runs = []
-            for seed in range(config.seed, config.seed + (SEEDS if name == AVERAGE else 1)):
+            seeds = SEEDS if name == AVERAGE else 1
+            for seed in range(config.seed, config.seed + seeds):
                 runs.append(self.out / "work" / f"{FINE_TUNING if name == AVERAGE else name} {seed} {fold}")
+                if name in IMAGES and not (runs[-1] / BEST).exists():
+                    step, part = self.step(name), "all classes" if fold < 0 else f"fold {fold + 1}"
+                    expected = duration(step["expected_seconds"] / step["folds"] / seeds)
+                    self.listener(f"  {name} on {part}, seed {seed}: {expected} expected")
                 config = self.config(name, "data.name=given").model_copy(update={"seed": seed})
                 result = train(config, runs[-1], resume=True, dataset=data, page=False)
                 if result.stopped_by is not None:
@@ -309,12 +330,15 @@ class _Search:
         content = with_backbone(load_checkpoint(self.learn(name)), str(best))
         content["config"]["data"] |= self.configs[PUBLISHED].data.model_dump(mode="json", include=SOURCE)
         save_checkpoint(best, content | {"manifest": self.manifest.sha256})
-        write_text(self.out / "best.yaml", f"# Kept by aurank adapt: {name}\n{dump_config(self.config(name))}")
+        if name in {**HEADS, **IMAGES}:
+            write_text(self.out / "best.yaml", f"# Kept by aurank adapt: {name}\n{dump_config(self.config(name))}")
         if "test" in self.manifest.split_sizes:
-            (before, queries, _), (after, _, _) = (self.measure(each, -1) for each in (PUBLISHED, name))
-            values = {PUBLISHED: before, name: after, "difference": after - before}
+            tables = {each: self.measure(each, -1)[0] for each in dict.fromkeys((PUBLISHED, name))}
+            queries, values = tables[name]["num_queries"], {each: table["mauprc"] for each, table in tables.items()}
+            if name != PUBLISHED:
+                values["difference"] = values[name] - values[PUBLISHED]
         self.saved["test"] = {each: _with_interval(ap, queries) for each, ap in values.items()}
         for each, interval in self.saved["test"].items():
             self.listener("test, {}: mAUPRC {:.4f} [{:.4f}, {:.4f}]".format(each, *interval))
-        write_text(self.out / "adapt.html", render("adapt.html", **self.saved))
+        write_text(self.out / "adapt.html", render("adapt.html", saved=self.saved))
         self.save()

@@ -123,23 +123,9 @@ def examine_data(
         >>> report.errors, report.counts["val images"]
         ([], 269)
     """
-    settings = [override for override in overrides if not override.startswith("seed=")]
-    seeds = [override.removeprefix("seed=") for override in overrides if override.startswith("seed=")]
-    running = running or RunOptions()
-    section, seed = read_data(data, settings), 0
-    if model is not None and section is None:
-        raise UserError(f"--model goes with data named as READER:PATH, such as folder:photos; got {data}")
-    if section is None:  # a configuration
-        from aurank.training import read_config
-
-        assert isinstance(data, str)
-        config = read_config(data, overrides)
-        section, seed = config.data, config.seed
-    elif seeds:
-        if not seeds[-1].isdecimal():
-            raise UserError(f"seed={seeds[-1]}: expected a whole number >= 0")
-        seed = int(seeds[-1])
-    manifest = read_manifest(section, seed=seed, dataset=data if isinstance(data, Manifest) else None)
+    running, config = running or RunOptions(), read_data(data, overrides)
+    section = config.data
+    manifest = read_manifest(section, seed=config.seed, dataset=data if isinstance(data, Manifest) else None)
     if out is not None:
         require_table(manifest)
     train_labels = section.train_labels == "class"
@@ -148,7 +134,7 @@ def examine_data(
     candidates = None
     if model is not None:
         # Of the originals, whatever was prepared of them, and of all splits.
-        unprepared = [each for each in settings if not each.startswith("data.prepared=")]
+        unprepared = [each for each in overrides if each.startswith("data.") and "data.prepared=" not in each]
         images = ImageSelection(data, next(iter(manifest.split_sizes)), overrides=[*unprepared, "data.on_error=skip"])
         embedded, notes = prepare_model(model, images, running).embed(each_image_once(manifest))
         running.tell(*notes[1:])

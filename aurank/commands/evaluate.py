@@ -15,6 +15,7 @@ from aurank.commands.report import Measurement, evaluation_page
 from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data.checks.findings import DoctorReport
 from aurank.data.checks.negatives import TEXTS, Table, examine_negatives, write_negatives
+from aurank.data.manifest import count_labels
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.collection import is_collection, read_collection
 from aurank.embedding.embedded import TRIAL, Embedded, evaluate_together, noted, trial_of
@@ -153,15 +154,19 @@ def _evaluate(
     old: tuple[Path | None, Path | None] = (None, None),
 ) -> tuple[Report, Measurement, PostProcessing | None]:
     protocol = images.find_protocol()
+    if (gallery := old[0]) is not None:
+        mapped_rows(gallery, old[1], [])  # a damaged one is refused before any image is embedded
     measured, settings = _measure(model, images, labels, steps, running, options)
     settings.setdefault("progress", running.stage("ranking"))
     embedded, beside = measured.embedded, dict[str, Embedded]()
-    if (gallery := old[0]) is not None:
+    if gallery is not None:
         names = embedded.paths.tolist() if any(embedded.paths) else [f"row {row}" for row in embedded.ids.tolist()]
-        plain, mapped = mapped_rows(gallery, old[1], names)
+        plain, mapped, fitted = mapped_rows(gallery, old[1], names)
         beside = {"new on new": embedded, "old on old": replace(embedded, embeddings=plain)}
         embedded = replace(embedded, gallery_embeddings=mapped)
-        measured = replace(measured, embedded=embedded)
+        too_good = f"{old[1]} was fitted on {fitted:,} of these {len(names):,} images, so the figures are too good"
+        remedy = [f"{too_good}: fit it on others, such as those of a split train"] * (fitted > 0)
+        measured = replace(measured, embedded=embedded, notes=[*measured.notes, *remedy])
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **settings), *measured.notes)
     for name, other in beside.items():
@@ -383,7 +388,7 @@ def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSe
         raise UserError(f"{path} holds image {str(repeated[0])!r} twice; embed each image once, or add {_KEEP}")
     if protocol is not None:
         protocol.require_same(embedded, select(images, None).images)
-    return embedded, [f"model {model}; {len(set(embedded.labels.tolist())):,} classes", *notes]
+    return embedded, [f"model {model}; {count_labels(embedded)}", *notes]
 
 
 def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Embedded = TRIAL) -> None:

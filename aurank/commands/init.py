@@ -17,9 +17,9 @@ from aurank.config.load import override_text
 from aurank.data import READERS, FolderSource, Manifest
 from aurank.data.checks.findings import classes_with_pairs
 from aurank.data.decode import quiet_decoding
-from aurank.data.manifest import by_ending
+from aurank.data.manifest import by_ending, count_labels
 from aurank.data.readers.folders import holds_splits
-from aurank.embedding.image_selection import data_folder, read_whole
+from aurank.embedding.image_selection import data_folder, located, read_whole
 from aurank.embedding.select_images import require_likely_classes
 from aurank.embedding.settings import read_data_config
 from aurank.errors import UserError
@@ -70,13 +70,8 @@ def write_first_configuration(
     folder, out = Path(images), Path(out)
     require_writable(out, suffix=".yaml")
     require_absent(out, overwrite=overwrite)
-    changes = [override for override in overrides if override.startswith("data.")]
-    section: dict[str, Any] = {"name": "folder", "root": str(folder.parent), "params": {"path": folder.name}}
-    if folder.suffix in (".csv", ".parquet", ".pq"):
-        section |= {"name": "table", "params": {"file": folder.name}}
-    elif folder.is_dir():
-        section |= {"root": str(folder), "params": {}}
-    config = read_data_config(section, changes)
+    reader = "table" if folder.suffix in (".csv", ".parquet", ".pq") else "folder"
+    config = read_data_config(located(f"{reader}:{folder}"), [each for each in overrides if each.startswith("data.")])
     manifest, config = _read_folders(config) if config.name == "folder" else (read_whole(config), config)
     if manifest.texts is not None:
         raise UserError(f"{folder} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
@@ -93,10 +88,11 @@ def write_first_configuration(
     model, name = shlex.quote(published_model(read_config(out))), shlex.quote(str(out))
     run, data = shlex.quote(f"runs/{out.stem}"), f"--data {name}"
     measuring = is_labelled * [f"aurank evaluate --model {model} {data} --out before"]
-    comparing = is_labelled * [f"aurank evaluate --model aurank:{run}/best --out after", "aurank compare before after"]
+    comparing = [f"aurank evaluate --model aurank:{run}/best --out after", f"aurank compare before after {data}"]
     index = [f"aurank index build --model aurank:{run}/best {data} --split all --out index", "aurank serve index"]
-    adapting = is_labelled * [f"aurank adapt {name} --out {run}-adapted"]
-    commands = [*adapting, f"aurank doctor {name}", *measuring, f"aurank train {name} --out {run}", *comparing, *index]
+    adapting = is_labelled * [f"aurank adapt {name} --out runs/adapted"]
+    training = [f"aurank train {name} --out {run}", *is_labelled * comparing]
+    commands = [*adapting, f"aurank doctor {name}", *measuring, *training, *index]
     following = [f"written, with a reason beside each choice: {out}. To go on:", *(f"  {line}" for line in commands)]
     if ",input_size" in model and ",weights=" not in model:
         following.append(f"Without network take a file of weights: aurank train {name} model.weights=FILE")
@@ -143,7 +139,7 @@ def _read_folders(config: DataConfig) -> tuple[Manifest, DataConfig]:
 
 def _fraction(manifest: Manifest) -> float:
     train = manifest.split("train")
-    is_enough = "val" not in manifest.split_sizes and len(train.classes) >= 8
+    is_enough = "val" not in manifest.split_sizes and len(np.unique(train.units("class", train.splits == "train"))) >= 8
     return HELD_OUT if is_enough and not _without_pairs(train.split_validation(HELD_OUT, seed=0)) else 0.0
 
 
@@ -175,14 +171,11 @@ def published_model(config: Config) -> str:
 
 
 def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:
-    counts, splits = manifest.class_counts, [f"{split} {count:,}" for split, count in manifest.split_sizes.items()]
+    counts = manifest.by_label().class_counts
+    splits = ", ".join(f"{split} {count:,}" for split, count in manifest.split_sizes.items())
     least, most = counts.min(), counts.max()
     each = f"{most:,} each" if least == most else f"{least:,} to {most:,} each, median {np.median(counts):,.0f}"
-    of = (
-        f" of {len(counts):,} classes, {each}; {', '.join(splits)}"
-        if most > 1
-        else ", no folder of which names a class"
-    )
+    of = f" of {count_labels(manifest)}, {each}; {splits}" if most > 1 else ", no folder of which names a class"
     lines = [f"{manifest.name}: {len(manifest):,} images{of}"]
     if len(sizes):
         low, high = np.percentile(sizes.min(axis=1), [5, 95])
@@ -216,17 +209,18 @@ def _choices(
     is_labelled = config.name != "unlabelled"
     fraction = _fraction(manifest) if is_labelled else 0.0
     train = manifest.split_validation(fraction, seed=0).split("train")
-    in_fours = train.class_counts[train.class_counts >= 4].sum() * 2 >= len(train)
+    counts = train.by_label().class_counts
+    in_fours = counts[counts >= 4].sum() * 2 >= counts.sum()
     per_class = 4 if in_fours else 2
-    classes = max(2, min(len(train.classes), 64 // per_class))
+    classes = max(2, min(len(counts), 64 // per_class))
     batch = per_class * classes if is_labelled else min(64, len(train))
     steps = int(min(3000, max(120, -(-3 * len(train) // batch))))
     size, resize, reason = _shape(sizes)
-    tested = manifest.split("test").class_counts if is_labelled else np.zeros(1)
+    tested = (test := manifest.split("test")).num_alike(test.class_counts) if is_labelled else np.zeros(1)
     why = "training classes held out: their mAUPRC says which step is best"
     if not fraction:
         why = "val/ is there" if "val" in manifest.split_sizes else "best is the last step: there are few classes"
-    few = "" if in_fours else f": half of the classes have at most {np.median(train.class_counts):.0f}"
+    few = "" if in_fours else f": half of the classes have at most {np.median(counts):.0f}"
     divided = "  # classes to measure with, none of them trained on" if "test_fraction" in config.params else ""
     skip = f"\n  on_error: skip  # {unreadable:,} images cannot be read" if unreadable else ""
     return {
@@ -238,7 +232,7 @@ def _choices(
         "validation": f"{fraction}  # {why}",
         "batch": batch,
         "per_class": per_class,
-        "batch_why": f"{classes} classes, {per_class} images of each{few}",
+        "batch_why": f"{classes} {'labels' if manifest.multi_label else 'classes'}, {per_class} images of each{few}",
         "steps": steps,
         "every": -(-steps // 3) if is_labelled else steps,
         "recall_at": [k for k in ((1, 10, 100) if in_fours else (1, 5, 10)) if k < tested.sum()],

@@ -59,14 +59,18 @@ def probe_model(
     for name in protocols:
         require_one_of(PROTOCOLS, protocol=name)
     kind, file = split_name(model)
-    if kind == "embeddings":
-        if images.given:
-            reason = "saved embeddings bring their own labels"
-            raise UserError(f"{images.given[0]} has no use with --model {model}: {reason}")
-        saved = Embedded.load(Path(file), labels)
-        arrays, notes = [saved.embeddings, numbered(saved.labels, None, name="label")[0]], [f"model {model}"]
+    if kind == "embeddings" and images.given:
+        raise UserError(f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels")
+    prepared = None if kind == "embeddings" else prepare_model(model, images, running, labels=labels)
+    rows: Any = Embedded.load(Path(file), labels) if prepared is None else prepared.dataset.manifest
+    if rows.multi_label:
+        raise UserError(
+            "a probe predicts one label for each row, and rows here have several: aurank evaluate takes them"
+        )
+    if prepared is None:
+        arrays, notes = [rows.embeddings, numbered(rows.labels, None, name="label")[0]], [f"model {model}"]
     else:
-        arrays, notes = _embed_sides(prepare_model(model, images, running, labels=labels))
+        arrays, notes = _embed_sides(prepared)
     results = {}
     for name in protocols:
         try:

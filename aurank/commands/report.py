@@ -9,6 +9,7 @@ import numpy as np
 from aurank.commands.doctor import examine_rows
 from aurank.data import Manifest
 from aurank.data.checks.findings import finding_of
+from aurank.data.manifest import count_labels
 from aurank.embedding.embedded import Embedded
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
@@ -38,7 +39,7 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
 
     images, labels = measured.images, measured.embedded.labels
     rows = f"{len(labels):,} embeddings" if images is None else f"{images.name}: {len(images):,} images"
-    data = f"{rows} of {len(np.unique(labels)):,} classes" + (f", manifest {images.sha256[:16]}" if images else "")
+    data = f"{rows} of {count_labels(measured.embedded)}" + (f", manifest {images.sha256[:16]}" if images else "")
     facts, examined = [("model", measured.model), ("data", data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
     source = None if images is None else images.source

@@ -16,6 +16,7 @@ from torch import nn
 from aurank.config import DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest, Pipeline
+from aurank.data.manifest import count_labels
 from aurank.data.saved_embeddings import MadeBy
 from aurank.distributed import ProcessGroup
 from aurank.embedding.build import build_dataset, encoder_of, open_prepared, with_features, with_preprocessing
@@ -157,7 +158,7 @@ class PreparedModel:
 
     def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:
         paths = [manifest.paths[row] for row in np.setdiff1d(np.arange(len(manifest)), embedded.ids)]
-        name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
+        name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {count_labels(manifest)}"
         precision = ", embedded in bf16" if self.run.bf16 else ""
         notes = [f"model {self.model.name}; {len(manifest):,} images of {name}{precision}", *self.origin]
         if self.dataset.made_of:

@@ -49,7 +49,7 @@ def load_config(
         choices: the table of components of each kind ("data", "data.train_transform", "sampler", "loss", "miner",
             "optim", "optim.schedule"). Components without a table are not checked.
         complaints: says what else is wrong where each key is right: dotted paths and texts.
-        schema: the model of what ``source`` holds: all of a configuration, a part of it, or another file.
+        schema: the model of what ``source`` holds; ``DataSection`` is ``Config`` where there are more sections.
 
     Raises:
         ConfigError: lists every mistake, one line each.
@@ -67,6 +67,7 @@ def load_config(
     is_config = schema in (Config, DataSection)
     try:
         tree = to_jsonable_python(source) if isinstance(source, dict) else read_mapping(Path(source), origins)
+        schema = Config if schema is DataSection and tree.keys() - schema.model_fields else schema
         dropped = _apply_overrides(tree, [overrides] if isinstance(overrides, str) else overrides, origins)
         tree = {section: value for section, value in tree.items() if value is not None}
         if schema is Config and _lookup(tree, "data.name") == EMBEDDINGS and isinstance(tree.get("model", {}), dict):

@@ -82,6 +82,8 @@ def _explain(error: ErrorDetails, path: str, keys: Collection[str]) -> str:
     text = (
         text.replace("Input should be", "expected").replace("an object", "a mapping").replace("a valid array", "a list")
     )
+    if kind == "needs_python_object":  # of a value that a program alone can give
+        text = "expected an object of Python"
     text = f"got {show(value)}, {text}"
     if not isinstance(value, str):
         return text

@@ -64,6 +64,7 @@ RecallAt = Annotated[
 Interpolation = Literal["area", "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 Ties = Literal["threshold", "optimistic", "pessimistic"]
 RefuseOrKeep = Literal["refuse", "keep"]
+Positives = Literal["any", "equal", "jaccard"] | Annotated[float, Field(gt=0, le=1)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 TextModel = Annotated[
     str,
@@ -311,6 +312,7 @@ class MemoryConfig(Strict):
 class EvaluateConfig(Strict):
     recall_at: RecallAt = key((1, 10, 100, 1000), "The k of Recall@k and precision@k.")
     metrics: Names | None = key(None, "Names of docs/metrics.md beside mauprc; null: the usual ones.", min_length=1)
+    positives: Positives | None = key(None, "Of several labels: any, equal, jaccard (null) or a least Jaccard index.")
     ties: Ties = key("threshold", "How equal scores count in average precision.")
     max_memory: PositiveSize = key("1GiB", "Bound on the memory of the ranks engine.")
     batch: int = key(256, "Images embedded at once.", ge=1, le=10**6)
@@ -327,11 +329,12 @@ OneOrMore = Annotated[
 class DataSection(Strict):
     """The sections of a configuration that measuring a model needs."""
 
+    seed: int = key(0, "Seed of all randomness.", ge=0, le=2**32 - 1)
     data: DataConfig = Field(description="Which images, and what is done to them.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="How embeddings are measured.")
 
 
-class Config(Strict):
+class Config(DataSection):
     """Everything that a run depends on; ``load_config`` builds it from a file.
 
     Example:
@@ -341,8 +344,6 @@ class Config(Strict):
         112
     """
 
-    seed: int = key(0, "Seed of all randomness.", ge=0, le=2**32 - 1)
-    data: DataConfig = Field(description="Which images, and what is done to them.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Which images make a batch.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The encoder.")
     loss: OneOrMore = Field(description="The loss, or a list of losses whose weighted sum it is.")
@@ -350,7 +351,6 @@ class Config(Strict):
     miner: Miner | None = key(None, "Which pairs of a batch count; null: all.")
     optim: OptimConfig = Field(description="How a gradient moves the weights.")
     train: TrainConfig = Field(description="How long, how precise, what is written when.")
-    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="How embeddings are measured.")
 
     @property
     def terms(self) -> tuple[LossTerm, ...]:

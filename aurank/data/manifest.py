@@ -92,7 +92,7 @@ class Manifest:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{split} {count}" for split, count in self.split_sizes.items())
-        return f"Manifest({self.name!r}: {len(self)} images of {len(self.classes)} classes; {sizes})"
+        return f"Manifest({self.name!r}: {len(self)} images of {count_labels(self)}; {sizes})"
 
     @functools.cached_property
     def split_sizes(self) -> dict[str, int]:
@@ -116,16 +116,27 @@ class Manifest:
     @functools.cached_property
     def class_sets(self) -> Bool[np.ndarray, "class tag"] | None:
         """Which labels, ordered by name, each class combines; None where a class is one label."""
-        tags = sorted({tag for name in self.classes for tag in name.split("|")})
+        tags = single_labels(self.classes)
         return np.array([np.isin(tags, name.split("|")) for name in self.classes]) if self.multi_label else None
+
+    def by_label(self) -> "Manifest":
+        """Return the manifest with each row once for each of its labels, which are the classes."""
+        if self.class_sets is None:
+            return self
+        rows, labels = np.nonzero(self.class_sets[self.labels])
+        classes = single_labels(self.classes)
+        return dataclasses.replace(self.select(rows), labels=labels, classes=classes, class_ids=None, multi_label=False)
 
     def labels_of(self, rows: Int64[np.ndarray, " row"]) -> Shaped[np.ndarray, "row ..."]:
         """Return the labels of rows as a loss takes them: integers, or a row of `class_sets` each."""
         return self.labels[rows] if self.class_sets is None else np.asarray(self.class_sets[self.labels[rows]])
 
-    def most_alike(self, counts: Int64[np.ndarray, " class"]) -> Int64[np.ndarray, " class"]:
-        """Return, of images counted by class, how many share a label with a class: the most that one label has."""
-        return counts if (sets := self.class_sets) is None else np.asarray((sets * (counts @ sets)).max(axis=1))
+    def num_alike(self, counts: Int64[np.ndarray, " class"]) -> Int64[np.ndarray, " class"]:
+        """Return, of images counted by class, how many share a label with each class."""
+        if self.class_sets is None:
+            return counts
+        sets = self.class_sets.astype(np.float32)  # booleans are not multiplied by BLAS
+        return np.concatenate([(part @ sets.T > 0) @ counts for part in np.array_split(sets, len(sets) // 1000 + 1)])
 
     @functools.cached_property
     def class_super_labels(self) -> Int64[np.ndarray, " class"] | None:
@@ -329,6 +340,18 @@ def pairs_among(
     position[rows] = np.arange(len(rows))
     among = position[pairs]
     return np.asarray(among[(among >= 0).all(axis=1)])
+
+
+def single_labels(classes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({label for name in classes for label in name.split("|")}))
+
+
+def count_labels(rows: Any) -> str:
+    """Return of how many classes a `Manifest` or `Embedded` is, or of how many labels, where a class combines some."""
+    labels = np.unique(rows.labels)
+    if not rows.multi_label or rows.classes is None:
+        return f"{len(labels):,} classes"
+    return f"{len(single_labels(np.asarray(rows.classes)[labels].tolist())):,} labels"
 
 
 def by_ending(names: Iterable[str]) -> str:

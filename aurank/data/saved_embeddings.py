@@ -107,7 +107,7 @@ def _problems(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} must hold True or False, or 1 or 0, in each row"
     ids, first = np.unique(content.get("ids", []), return_index=True)
     if "ids" in content and len(ids) < count:
-        again = content["ids"][np.setdiff1d(np.arange(count), first)[0]]
+        again = content["ids"][np.setdiff1d(np.arange(count), first)[0]].item()
         yield f"ids name an item twice, {again!r}; give each item its own id"
     names = content.get("group_names", np.zeros(0))
     if "group_names" in content and not np.isin(content.get("groups", -1), np.arange(-1, len(names))).all():

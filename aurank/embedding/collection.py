@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from copy import copy
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 from jaxtyping import Int64
@@ -39,6 +39,7 @@ _clients: dict[str, Any] = {}  # shared by threads; milvus-lite lets one process
 
 class CollectionRecord(GalleryRecord):
     complete: bool
+    multi_label: NotRequired[bool]  # as in a `Manifest`
     model: dict[Literal["name", "weights_sha256", "preprocessing"], str]
 
 
@@ -261,6 +262,7 @@ def read_collection(address: str) -> Embedded:
         raise UserError(f"{address} knows no class of {without:,} images, so there is nothing to measure by")
     count, everywhere = len(ids), np.ones(len(ids), bool)
     sides = {"is_query": everywhere, "is_gallery": everywhere, "groups": np.full(count, -1)}
+    sides |= {"multi_label": np.array(True)} if rows.about.get("multi_label") else {}
     return Embedded(rows[ids], labels, np.arange(count), table["path"], **sides, classes=classes)
 
 

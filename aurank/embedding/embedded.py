@@ -69,24 +69,21 @@ class Embedded:
         if self.super_labels is not None:
             above = {"super_labels": self.super_labels[query]}
             above |= {} if gallery is None else {"gallery_super_labels": self.super_labels[gallery]}
-        report = evaluate(**self._question(), **above, **options)
+        report = evaluate(**{**self._question(), **above, **options})
         if lists and group.rank == 0:
             device = choose_devices(options.get("device"), self.embeddings)[0]
             how = {name: options[name] for name in ("distance", "max_memory", "progress") if name in options}
-            near = nearest_rows(self.problem(), lists, device=device, **how)
-            report = replace(
-                report, neighbours=near, gallery={"label": self.labels if gallery is None else self.labels[gallery]}
-            )
+            near = nearest_rows(self.problem(options.get("positives")), lists, device=device, **how)
+            labels = self.labels if gallery is None else self.labels[gallery]
+            report = replace(report, neighbours=near, gallery={"label": labels})
         if count := len(np.unique(self.groups[self.groups != NO_GROUP])):
             note = f"{count:,} cameras: images of a query's own class and camera are left out of its list"
             report = replace(report, notes=[*report.notes, note])
         classes = None if self.classes is None else self.classes[self.labels]
         columns = (self.paths, classes, group_texts(self.groups, self.group_names))
-        names: dict[str, Any] = {}
-        if gallery is not None:
-            keys = ("gallery_paths", "gallery_classes", "gallery_groups")
-            pairs = zip(keys, columns, strict=True)
-            names = {key: None if column is None else column[gallery] for key, column in pairs}
+        keys = ("gallery_paths", "gallery_classes", "gallery_groups")
+        named = zip(keys, columns, strict=True) if gallery is not None else ()
+        names = {key: column[gallery] for key, column in named if column is not None}
         return report.named(*(None if column is None else column[query] for column in columns), **names)
 
     @property
@@ -124,11 +121,11 @@ class Embedded:
                 changed[name] = values[rows]
         return replace(self, **changed)
 
-    def problem(self) -> RetrievalProblem:
+    def problem(self, positives: Any = None) -> RetrievalProblem:
         if self.multi_label:
-            question = self._question()
-            pairs = matched(question.pop("labels"), question.pop("gallery_labels", None), "any")[1]
-            return RetrievalProblem(**question, positives=pairs)
+            question = self._question() | ({} if positives is None else {"positives": positives})
+            sides = question.pop("labels"), question.pop("gallery_labels", None)
+            return RetrievalProblem(**question | {"positives": matched(*sides, question.get("positives"))[1]})
         _, labels = np.unique(self.labels, return_inverse=True)
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
@@ -137,7 +134,7 @@ class Embedded:
 
         Of more than eight groups those with the most rows are taken.
         """
-        how = {name: options[name] for name in ("distance", "ties", "max_memory", "device") if name in options}
+        how = {key: options[key] for key in ("distance", "ties", "positives", "max_memory", "device") if key in options}
         groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)
         groups = np.sort(groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]])
         pairs = []
@@ -188,7 +185,7 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("recall_at", "ties", "max_memory", "metrics")
+    names = ("recall_at", "ties", "max_memory", "metrics", "positives")
     options: dict[str, Any] = {name: settings[name] for name in names if settings.get(name) is not None}
     return options | ({"metrics": ("mauprc", *options["metrics"])} if "metrics" in options else {})
 
@@ -196,18 +193,14 @@ def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **options: Any) -> Result:
     if group.size == 1:
         return measure(**options)
-    if measured_alone(**options):
+    by_one = any(options.get(name) for name in ("index", "postprocess", "codes"))
+    if by_one or hierarchical_names(options.get("metrics")):
         return group.in_first(lambda: measure(**{**options, "distributed": False}))
     return measure(**{**options, "distributed": None})
 
 
-def measured_alone(**options: Any) -> bool:
-    by_one = any(options.get(name) for name in ("index", "postprocess", "codes"))
-    return by_one or bool(hierarchical_names(options.get("metrics")))
-
-
 def two_way_options(config: Config) -> dict[str, Any]:
-    return {name: value for name, value in evaluation_options(config).items() if name not in ("recall_at", "metrics")}
+    return {"ties": config.evaluate.ties, "max_memory": config.evaluate.max_memory, "distributed": False}
 
 
 def trial_of(manifest: Manifest) -> Embedded:

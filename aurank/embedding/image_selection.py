@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aurank.config import Choices, Config, DataConfig, load_config, shipped_configs
+from aurank.config import Choices, DataConfig, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS, DataSection
 from aurank.data.readers import READERS
 from aurank.data.readers.given import GIVEN
@@ -69,7 +69,7 @@ class ImageSelection:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What overrides, and the section `evaluate` of a configuration that `data` names, set."""
+        """What the section `evaluate` of a configuration that `data` names sets, and overrides."""
         config = _configuration(self.data)
         section = {} if config is None else config.evaluate.model_dump(exclude_unset=True)
         changes = [override for override in self.overrides if override.startswith("evaluate.")]
@@ -92,10 +92,10 @@ class ImageSelection:
         return None if self.protocol is None else find_protocol(self.protocol)
 
 
-def _configuration(data: "str | Manifest | None") -> Config | None:
+def _configuration(data: "str | Manifest | None") -> DataSection | None:
     shipped = shipped_configs()
     is_one = isinstance(data, str) and (data in shipped or data.endswith((".yaml", ".yml")))
-    return load_config(shipped.get(str(data), str(data)), choices=DATA) if is_one else None
+    return load_config(shipped.get(str(data), str(data)), choices=DATA, schema=DataSection) if is_one else None
 
 
 def located(data: "str | Manifest") -> dict[str, Any]:

@@ -106,6 +106,8 @@ def texts_of(manifest: Manifest) -> tuple[str, ...]:
     if manifest.texts is None:
         remedy = "read a table with a column text, filled in each row (data.name=table)"
         raise UserError(f"{manifest.name} has no texts: {remedy}")
+    if manifest.multi_label:
+        raise UserError(f"{manifest.name} has several labels for an image, and texts go by one: give one, or none")
     return manifest.texts
 
 

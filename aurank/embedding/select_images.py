@@ -14,7 +14,7 @@ from aurank.embedding.image_selection import ALL, ImageSelection, data_folder, l
 from aurank.embedding.image_text_pairs import WITH_TEXTS
 from aurank.embedding.settings import read_data_config, read_trained
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import matching_ranges, require_room
+from aurank.evaluation.engine.problem import require_room
 
 _HELD_OUT = ("validation_fraction", "validation_by")  # keys that choose the validation images
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
@@ -86,13 +86,13 @@ def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
 
 def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
     listed, labels = manifest.positives, manifest.labels
-    if listed is None and manifest.most_alike(manifest.class_counts).max() < 2:
+    if listed is None and manifest.num_alike(manifest.class_counts).max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
         raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
     if pooled:
         query, gallery = manifest.is_query, manifest.is_gallery
-        start, stop = matching_ranges(labels[query], np.sort(labels[gallery]))
-        count = int((stop - start).sum()) - int((query & gallery).sum())
+        positives = manifest.num_alike(np.bincount(labels[gallery], minlength=len(manifest.classes)))
+        count = int(positives[labels[query]].sum()) - int((query & gallery).sum())
         require_room(count if listed is None else len(listed))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aurank.config import Choices, Config, DataConfig, ModelConfig, load_config
+from aurank.config import Choices, Config, DataConfig, ModelConfig, load_config, shipped_configs
 from aurank.config.schema import NO_BACKBONE, DataSection
 from aurank.data.manifest import Manifest
 from aurank.data.readers import READERS
@@ -36,11 +36,13 @@ def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> 
     return config.data
 
 
-def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig | None:
-    """Return the data section of READER:PATH or a manifest, checked; None for a configuration."""
-    if isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file()):
-        return None
-    return read_data_config({"validation_fraction": 0.0, **located(data)}, overrides)
+def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataSection:
+    """Return the data section of READER:PATH, a manifest or a file, checked; of a whole configuration a ``Config``."""
+    is_file = isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file())
+    named: Any = shipped_configs().get(str(data), data)
+    source = named if is_file else {"data": {"validation_fraction": 0.0, **located(data)}}
+    config: DataSection = load_config(source, overrides, choices=DATA_CHOICES, schema=DataSection)
+    return config
 
 
 def wrong_in(config: Config) -> list[tuple[str, str]]:

@@ -67,6 +67,7 @@ class EvaluateOptions(TypedDict, total=False):
         metrics: metrics in place of the usual ones, such as mauprc,mrr@10.
         recall_at: the k of Recall@k and precision@k, such as 1,10,100.
         distance: cosine (the default), dot or euclidean.
+        positives: how sets of labels make positives: any, equal, jaccard (the default) or a least index such as 0.5.
         ties: how equal scores count: threshold (the default), optimistic or pessimistic.
         index: measure a faiss index too, such as IVF1024,Flat.
         backend: what counts: auto (the default), numba or torch; to the same digits.
@@ -80,6 +81,7 @@ class EvaluateOptions(TypedDict, total=False):
     metrics: Iterable[str] | None
     recall_at: Iterable[int]
     distance: str
+    positives: str | float | None
     ties: str
     index: str | None
     backend: str
@@ -95,6 +97,7 @@ RULES = (
     OptionRule(LIST_STEP, excludes=(HIERARCHICAL_METRICS, POOLED_METRICS), why="other pairs keep their scores"),
     OptionRule(RESCORED_CODES, excludes=(HIERARCHICAL_METRICS, POOLED_METRICS), why="other pairs keep their scores"),
     OptionRule("index", excludes=(LIST_STEP,), why="an index is measured by its own lists"),
+    OptionRule("positives by labels", excludes=('distributed="shards"',), why="each process needs the labels of all"),
     OptionRule("codes", excludes=("steps by neighbours",), why="a code is made of a single row"),
     OptionRule(
         "several processes",
@@ -190,6 +193,8 @@ def evaluate(
         "steps by neighbours": steps is not None and not steps.is_of_rows,
         "several processes": group.size > 1,
         "neighbours": neighbours > 0,
+        "positives by labels": listed is not None and listed is not positives,
+        'distributed="shards"': distributed == "shards",
     }
     arguments = {"super_labels": super_labels, "index": index, "postprocess": steps, "codes": codes}
     check_options({**options, **{name: value is not None for name, value in arguments.items()}}, RULES)

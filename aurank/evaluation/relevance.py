@@ -5,6 +5,7 @@ For super-categories ranks are counted once more, with these as labels.
 
 import itertools
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +17,7 @@ from aurank.arrays import as_plain
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import require_room
 from aurank.evaluation.engine.ranks import Change, RankBlocks, Ranks, query_columns
-from aurank.evaluation.inputs import COMPARED, Integers, RetrievalProblem, as_array, integer_array, require_one_of
+from aurank.evaluation.inputs import COMPARED, Integers, RetrievalProblem, as_array, integer_array
 from aurank.evaluation.metrics import SUPER, hierarchical_names, ndcg, query_values, segment_sums
 
 CLASS_GAIN, SUPER_GAIN = 3.0, 1.0  # of h_ndcg: 2^level − 1
@@ -150,17 +151,20 @@ def matched(
     labels: Any, gallery_labels: Any, positives: Any, relevance: Integers | None = None
 ) -> tuple[list[LabelSets], Integers | None, Float64[np.ndarray, " pair"] | None]:
     """Return the labels of both sides as sets, if they are; the positive pairs, if labels do not say; and grades."""
+    if isinstance(positives, str | Real) and positives not in ("any", "equal", "jaccard"):
+        with suppress(ValueError):  # a terminal gives a number as text
+            positives = float(positives)
+        if not isinstance(positives, float) or not 0 < positives <= 1:
+            raise UserError(f"positives must be any, equal, jaccard or a Jaccard index in (0, 1]; got {positives!r}")
     sides = [side for side in (labels, gallery_labels) if side is not None]
     sets, is_rule = label_sets(*sides), isinstance(positives, str | Real) or callable(positives)
     if not is_rule and (not sets or positives is not None):
         return sets, positives, None if relevance is None else check_grades(positives, relevance)
     if labels is None or relevance is not None:
         raise UserError("positives compares labels: give labels, and no relevance, which grades pairs of rows")
-    if isinstance(positives, str):
-        require_one_of(("any", "equal", "jaccard"), positives=positives)
     if callable(positives):
-        given = [side.has.toarray() > 0 for side in sets] or [as_plain(side, "labels") for side in sides]
-        return sets, *_pairs(positives, given[0], given[-1])
+        compared = [side.has.toarray() > 0 for side in sets] or [as_plain(side, "labels") for side in sides]
+        return sets, *_pairs(positives, compared[0], compared[-1])
     return sets, *(_pairs(positives or "jaccard", sets[0].has, sets[-1].has) if sets else (None, None))
 
 

@@ -209,15 +209,13 @@ def _items(
 
 def _relation(query: Any, gallery: Any, labels: Int64[np.ndarray, " pair"]) -> dict[str, Any]:
     """Return which items of two sides belong together, each as `_items` gives it: by labels or as pairs."""
-    left, right = (np.unique(np.stack([labels, item], axis=1), axis=0)[:, ::-1] for _, _, item in (query, gallery))
-    if len(left) == len(query[1]) and len(right) == len(gallery[1]):
+    from scipy.sparse import csr_array
+
+    codes, flags = np.unique(labels, return_inverse=True)[1], np.ones(len(labels), np.bool_)
+    left, right = (csr_array((flags, (item, codes))) for _, _, item in (query, gallery))
+    if left.nnz == len(query[1]) and right.nnz == len(gallery[1]):
         return {"labels": labels[query[1]], "gallery_labels": labels[gallery[1]]}
-    start = np.searchsorted(right[:, 1], left[:, 1])
-    count = np.searchsorted(right[:, 1], left[:, 1], side="right") - start
-    # Entry j of `left` meets the entries start[j] … start[j] + count[j] − 1 of `right`.
-    match = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(start, count)
-    pairs = np.stack([np.repeat(left[:, 0], count), right[match, 0]], axis=1)
-    return {"positives": np.unique(pairs, axis=0)}
+    return {"positives": np.stack((left @ right.T).sorted_indices().nonzero(), axis=1)}
 
 
 def _named(values: dict[str, dict[int, float]]) -> dict[str, float]:

@@ -130,6 +130,12 @@ def _parts(config: Config) -> Iterator[tuple[str, LossTerm, int | None, float]]:
             yield f"{term.name}@{width}", term, width, term.weight
 
 
+def read_saved_rows(term: LossTerm) -> dict[str, Manifest]:
+    arguments = signature(LOSSES[term.name])[0]
+    files = {name: file for name, file in term.params.items() if arguments[name].annotation == SavedRows}
+    return {name: read_embeddings(Path(), file=file) for name, file in files.items()}
+
+
 def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, gathers: bool) -> nn.Module:
     sizes: dict[str, Any] = {"class_counts": train.class_counts, "num_classes": len(train.class_counts)}
     sizes |= {"num_samples": len(train), "embedding_size": dim}
@@ -142,9 +148,8 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
     offered = {**sizes, "distributed": gathers, "two_way": config.model.text is not None}
     # The configuration was checked: its two_way is that of the model.
     params = {name: value for name, value in term.params.items() if name != "two_way"}
-    for name, value in params.items():
-        if signature(LOSSES[term.name])[0][name].annotation == SavedRows:
-            params[name] = torch.from_numpy(rows_of_images(read_embeddings(Path(), file=value).source, train.regions))
+    for name, saved in read_saved_rows(term).items():
+        params[name] = torch.from_numpy(rows_of_images(saved.source, train.regions))
     loss: nn.Module = build(f"loss.params of {term.name}", LOSSES[term.name], offered, params)
     if train.class_sets is not None and (reason := getattr(loss, "one_label", "")):
         raise UserError(f"loss {term.name} takes one label for each image, and {train.name} has several: {reason}")

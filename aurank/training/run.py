@@ -30,7 +30,7 @@ from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import checked, claimed, reading, remove_temporaries, write_text
 from aurank.reporting.results import PAGE, save_results
 from aurank.reporting.training_page import training_page
-from aurank.training.build import build_splits
+from aurank.training.build import build_splits, read_saved_rows
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
 from aurank.training.optim import load_state
@@ -145,13 +145,15 @@ def _prepare_loop(
     if prepared is not None:  # raises UserError for an image that was not prepared
         rows = prepared.rows_of(manifest, config.data.channels, on_error=config.data.on_error)
     data = contents(manifest, rows)
+    for term in config.terms:
+        data |= {name: contents(saved)["sample"] for name, saved in read_saved_rows(term).items()}
     require_same(config, images=manifest.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
     if state is not None:
         saved, now = {"manifest": state["manifest"], **(state["data"] or {})}, {"manifest": manifest.sha256, **data}
         if changed := [part for part in saved if part in now and saved[part] != now[part]]:
             raise UserError(
                 f"{out / LAST} was trained on other images of {manifest.name} ({', '.join(changed)} changed); point "
-                "data.root at the same images, or choose another --out"
+                "data.root at the same images and the loss at the same rows, or choose another --out"
             )
     trainer = Trainer(config, splits, out, state=state, prepared=prepared)
     if state is not None:

@@ -14,7 +14,7 @@ from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import PADDING
 from aurank.distributed import ProcessGroup
 from aurank.embedding.embed import embed
-from aurank.embedding.embedded import Embedded, evaluate_together, evaluation_options, measured_alone, two_way_options
+from aurank.embedding.embedded import Embedded, evaluate_together, evaluation_options, two_way_options
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.errors import Diverged, UserError
 from aurank.evaluation import Codes
@@ -53,16 +53,12 @@ class Task:
     def test(
         self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None, neighbours: int = 0
     ) -> SplitReports:
-        """Return all that is measured of a test split; nothing in other processes where the first measures alone."""
+        """Return all that is measured of a test split."""
         options = {**evaluation_options(self.config), "codes": learnt_widths(self.config), "neighbours": neighbours}
         options["progress"] = _stage(progress, "ranking")
         embedded = self._embedded(self.model, data, progress)
-        report: Report | None = None
-        if not measured_alone(**options):
-            report = evaluate_together(embedded.evaluate, self.group, **options)
-        elif self.group.rank == 0:
-            report = embedded.evaluate(**options)
-        if report is not None and self.group.rank == 0:
+        report = evaluate_together(embedded.evaluate, self.group, **options)
+        if self.group.rank == 0:
             report = replace(report, group_pairs=embedded.group_pairs(options))
         return report, {}
 
@@ -78,7 +74,7 @@ class Task:
         manifest, readable = data.manifest, _readable(data)
         query, gallery = manifest.is_query & readable, manifest.is_gallery & readable
         counts = np.bincount(manifest.labels[gallery], minlength=len(manifest.classes))
-        positives = manifest.most_alike(counts)[manifest.labels] - gallery
+        positives = manifest.num_alike(counts)[manifest.labels] - gallery
         with_positive = np.flatnonzero(query & (positives > 0))
         if len(with_positive) == 0:
             raise UserError(
@@ -86,9 +82,7 @@ class Task:
                 "another image of its class in the gallery; check the data with aurank doctor, or split it otherwise"
             )
         first = int(with_positive[0])
-        same = manifest.labels == manifest.labels[first]
-        if (sets := manifest.class_sets) is not None:
-            same = (sets & sets[manifest.labels[first]]).any(axis=1)[manifest.labels]
+        same = manifest.num_alike(np.bincount(manifest.labels[[first]], minlength=len(counts)))[manifest.labels] > 0
         other_classes = np.flatnonzero((query | gallery) & ~same)
         partner = next(row for row in np.flatnonzero(gallery & same).tolist() if row != first)
         return [first, partner, *other_classes[: most - 2].tolist()]

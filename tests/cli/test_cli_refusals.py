@@ -64,7 +64,6 @@ REFUSED = {
     "doctor folder:photos --fix repeats --out clean.txt": "name it clean.csv",
     f"{CLEAN},repeat": "no finding is named 'repeat'; did you mean",
     f"{CLEAN},labels": "--fix labels needs --model",
-    "doctor digits/soprc --model timm:test_resnet": "--model goes with data named as READER:PATH",
     "doctor digits: --fix repeats --out clean.csv": "images of digits are no files",
     f"{CLEAN},suspects": "--fix suspects needs --negatives",
     "doctor folder:photos --negatives no.parquet": "no.parquet",

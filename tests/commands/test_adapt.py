@@ -1,8 +1,10 @@
 """An adaptation: it keeps what surely helps and nothing else, plans with its time, and goes on after any kill."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ def write_config(folder: Path, **sections: Any) -> Path:
 
 def without_times(saved: Any) -> Any:
     """The content of adapt.json but for what a clock says."""
-    steps = [{key: step[key] for key in step.keys() - {"expected", "ms"}} for step in saved["steps"]]
+    steps = [{key: step[key] for key in step.keys() - {"expected_seconds", "ms"}} for step in saved["steps"]]
     return json.loads(json.dumps(saved | {"steps": steps, "ms": {}}))
 
 
@@ -125,7 +127,15 @@ def test_a_step_is_kept_if_it_is_surely_better_than_the_best_before_it(adapted: 
             best = name if step["kept"] else best
     assert saved["kept"] == best
     assert steps["published"]["bytes"] == 4 * 64
-    assert [line.partition(":")[0] for line in lines[: len(steps)]] == list(steps)  # the plan comes first
+    heading, *plan = lines[: len(steps) + 1]
+    assert heading == "Plan for 1.0 hours, by a trial of some batches:"
+    assert [line.strip().partition(":")[0] for line in plan] == list(steps)
+    assert lines[len(steps) + 1].startswith("  final training on all classes: ")
+    assert lines[len(steps) + 2] == "Results on held-out training classes:"
+    trainings = [line.partition(":")[0] for line in lines if line.startswith("  fine-tuning on ")]
+    assert trainings[:3] == [f"  fine-tuning on fold {fold}, seed 0" for fold in (1, 2, 3)]
+    averaged = [line.partition(":")[0] for line in lines if line.startswith("  average of 3 seeds on fold 1")]
+    assert averaged == [f"  average of 3 seeds on fold 1, seed {seed}" for seed in (1, 2)]  # 0 was trained before
     assert {path.name for path in out.iterdir()} == {
         *("adapt.json", "adapt.html", "best.safetensors", "best.yaml", "features0.npz")
     }
@@ -142,6 +152,7 @@ def test_a_fold_is_measured_as_evaluate_measures_the_network_on_its_classes(adap
     assert start["mauprc"][0] == pytest.approx(float((ap * queries).sum() / queries.sum()), abs=1e-12)
     assert sum(map(len, start["ap"])) == 10
     assert queries.tolist() == [6] * 10
+    assert sorted(np.concatenate(start["classes"])) == sorted(f"class{number}" for number in range(10))
 
 
 @pytest.mark.slow
@@ -152,6 +163,8 @@ def test_what_is_kept_measures_as_the_page_says_and_its_configuration_repeats_it
     page = (out / "adapt.html").read_text(encoding="utf-8")
     assert f"<b>{report.mauprc:.4f}</b>" in page
     assert "Not tried" not in page
+    assert "<th></th>" not in page
+    assert f"Made by aurank {version('aurank')}." in page
     step = next(step for step in saved["steps"] if step["name"] == saved["kept"])
     assert 4 * aurank.load(out / "best").encode(np.zeros((9, 9, 3), np.uint8)).size == step["bytes"]
     again = aurank.train(out / "best.yaml", tmp_path / "again", page=False)
@@ -179,7 +192,8 @@ def test_labels_by_chance_keep_the_published_network(quick: Any, tmp_path: Path)
     lines: list[str] = []
     saved = adapt(str(file), tmp_path / "out", hours=1.0, listener=lines.append)
     assert saved["kept"] == "published"
-    assert list(saved["test"]) == ["published", "difference"]
+    assert list(saved["test"]) == ["published"]
+    assert not (tmp_path / "out" / "best.yaml").exists()  # nothing was trained that it could repeat
     assert lines[-1] == "kept: published network, as nothing is surely better"
     assert "Keep the published network" in (tmp_path / "out" / "adapt.html").read_text(encoding="utf-8")
     report = evaluate_model(f"aurank:{tmp_path}/out/best")
@@ -217,6 +231,18 @@ def test_the_time_decides_how_many_folds_a_step_is_tried_on(plan: Plan) -> None:
     assert [*folds[0.1].values()][-3:] == [3, 3, 0]
 
 
+def test_what_is_not_tried_for_lack_of_time_says_which_hours_are_enough(plan: Plan) -> None:
+    hours = []
+    for name in ("LoRA", "fine-tuning", "average of 3 seeds"):
+        step = plan(0.02)[name]
+        match = re.fullmatch(r"for lack of time: --hours (\d+\.\d\d) is enough", step["reason"])
+        assert match is not None
+        hours.append(float(match[1]) + 0.01)  # the features are timed anew
+        assert plan(hours[-1])[name]["folds"] > 0
+    assert hours == sorted(hours)
+    assert plan(hours[0])["average of 3 seeds"]["folds"] == 0
+
+
 def test_a_time_too_short_for_one_step_is_refused_before_any(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--hours 1e-09 is too short for one step: the features need "):
         plan(1e-9)
@@ -231,8 +257,16 @@ def test_networks_to_choose_from_are_named_with_commas_between_them(plan: Plan) 
 
 def test_what_cannot_be_adapted_is_refused(lit: Path, tmp_path: Path, plan: Plan) -> None:
     plan(1.0)
-    with pytest.raises(UserError, match="holds an adaptation of other settings"):
-        adapt(str(lit / "mine.yaml"), tmp_path / "1.0", hours=2.0)
+    file, before = str(lit / "mine.yaml"), tmp_path / "1.0"
+    with pytest.raises(
+        UserError, match=r"holds an adaptation with another hours: 1\.0 != 2\.0 \(saved != given\): name"
+    ):
+        adapt(file, before, hours=2.0)
+    with pytest.raises(
+        UserError, match=r"holds an adaptation with another train\.steps: 3 != 7 \(saved != given\): name"
+    ):
+        adapt(file, before, ["train.steps=7"], hours=1.0)
+    assert adapt(file, before, ["data.workers=1"], hours=1.0)["kept"] == "published"  # which changes no result
     with pytest.raises(UserError, match="takes images of classes"):
         adapt("grocery_unlabelled/isogclr", tmp_path / "views")
     few = READERS["digits"](None)

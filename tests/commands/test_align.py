@@ -54,7 +54,8 @@ def test_the_map_is_fitted_on_common_training_images_and_told(tmp_path: Path) ->
     text = align(old, new, out=tmp_path / "map.safetensors")
     assert text.startswith("80 images of split train; mAUPRC of 16 of them held out: Procrustes 1.0000, ridge")
     images = [f"{row}.png" for row in (159, 3)]
-    plain, mapped = mapped_rows(old, tmp_path / "map.safetensors", images)
+    plain, mapped, fitted = mapped_rows(old, tmp_path / "map.safetensors", images)
+    assert fitted == 1
     saved = dict(np.load(new))
     wanted = [saved["embeddings"][saved["paths"].tolist().index(image)] for image in images]
     np.testing.assert_allclose(mapped, unit(wanted), atol=1e-6)
@@ -88,7 +89,7 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> Non
     y = np.load(new)
     test = y["splits"] == "test"
     names, labels = y["paths"][test].tolist(), y["labels"][test]
-    plain, mapped = mapped_rows(old, tmp_path / "map.safetensors", names)
+    plain, mapped, _ = mapped_rows(old, tmp_path / "map.safetensors", names)
     ids = {"ids": names, "gallery_ids": names}
     expected = aurank.evaluate(y["embeddings"][test], labels, mapped, labels, **ids)
     assert report is not None
@@ -99,9 +100,24 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> Non
         (line,) = (note for note in report.notes if note.startswith(name))
         assert f"{name}: mAUPRC {cell.mauprc:.4f}, this {change:+.4f} [" in line
         assert "of 10 classes" in line
+    assert not [note for note in report.notes if "too good" in note]
     unmapped = evaluate_to_folder(f"embeddings:{new}", images, gallery_embeddings=old, **options)
     assert unmapped is not None
     assert unmapped.mauprc < 0.5 < report.mauprc
+
+
+def test_figures_of_the_images_that_a_map_was_fitted_on_are_told(tmp_path: Path) -> None:
+    old, new = write_models(tmp_path, splits=np.repeat("test", CLASSES * PHOTOS))
+    np.savez(new, **{**np.load(new), "splits": np.repeat("test", CLASSES * PHOTOS)})
+    text = align(old, new, out=tmp_path / "map.safetensors")
+    assert text.startswith("160 images, none of split train, so these are not to measure the map on; mAUPRC of 32 ")
+    report = evaluate_to_folder(
+        f"embeddings:{new}", gallery_embeddings=old, map_file=tmp_path / "map.safetensors", out=tmp_path / "out"
+    )
+    assert report is not None
+    (note,) = (note for note in report.notes if "too good" in note)
+    assert "map.safetensors was fitted on 160 of these 160 images, so the figures are too good: fit it on" in note
+    assert "too good" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
 
 
 def test_a_page_of_an_old_gallery_is_drawn(tmp_path: Path) -> None:
@@ -137,6 +153,27 @@ def test_a_gallery_of_other_images_or_widths_is_one_line(tmp_path: Path) -> None
     np.savez(tmp_path / "wide.npz", **{**np.load(old), "embeddings": np.ones((160, 9))})
     with pytest.raises(UserError, match=r"map.safetensors: cannot be read as a map of the rows of .*wide.npz"):
         mapped_rows(tmp_path / "wide.npz", tmp_path / "map.safetensors", ["0.png"])
+
+
+def test_a_damaged_gallery_is_refused_before_an_image_is_embedded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _ = write_models(tmp_path, embeddings=np.full((160, WIDTH), np.nan))
+    photos = ImageSelection(f"folder:{write_photos(tmp_path / 'photos')}", split="all")
+    monkeypatch.setattr("aurank.commands.run_options.embed", lambda *_, **__: pytest.fail("an image was embedded"))
+    with pytest.raises(UserError, match=r"old.npz: row 0 .* holds NaN"):
+        evaluate_to_folder(MODEL, photos, gallery_embeddings=old, out=tmp_path / "out")
+
+
+def test_an_index_takes_no_rows_of_another_width_than_its_model_gives(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos")
+    paths = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    rows = {"embeddings": np.eye(len(paths), 7) + 1, "labels": np.arange(len(paths)), "paths": np.array(paths)}
+    np.savez(tmp_path / "old.npz", **rows, splits=np.repeat("train", len(paths)))
+    with pytest.raises(UserError, match=r"old.npz: 7 wide, the model \d+: map by aurank align"):
+        build_index(
+            MODEL, ImageSelection(f"folder:{photos}"), out=tmp_path / "index", gallery_embeddings=tmp_path / "old.npz"
+        )
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ import pytest
 from PIL import Image
 from testing.trees import pixels, write_tree
 
-from aurank.commands import examine_data, examine_embeddings
+from aurank.commands import build_index, evaluate_model, examine_data, examine_embeddings
+from aurank.embedding import ImageSelection
+from aurank.errors import UserError
 from aurank.reporting.doctor_page import doctor_page
 
 MODEL = "timm:test_vit,pretrained=false"
@@ -16,6 +18,22 @@ EVIL = "<img src=x onerror=alert(1)>"
 def photos(tmp_path: Path) -> Path:
     names = [f"class{place % 3}/{place}.png" for place in range(12)]
     return write_tree(tmp_path / "photos", names, height=40, width=40)
+
+
+def test_a_data_section_alone_is_enough_to_look_at_measure_and_index_images(photos: Path, tmp_path: Path) -> None:
+    file = tmp_path / "data.yaml"
+    file.write_text(f"data: {{name: folder, root: {photos}, params: {{test_fraction: 0.7}}}}\n", encoding="utf-8")
+    report = examine_data(str(file), ["data.validation_fraction=0"])
+    assert (report.counts["train images"], report.counts["test images"], report.severity) == (4, 8, 0)
+    assert examine_data(str(file), ["data.validation_fraction=0"], model=MODEL).counts == report.counts
+    images = ImageSelection(str(file), overrides=["data.odd_classes=keep"])
+    assert evaluate_model(MODEL, images).num_gallery == 8
+    assert len(build_index(MODEL, ImageSelection(str(file)), out=tmp_path / "index")) == 12
+    with pytest.raises(UserError, match=r"train: unknown key"):
+        examine_data(str(file), ["train.steps=3"])
+    file.write_text("data: {name: folder}\ntrain: {steps: 3}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"loss: missing"):
+        examine_data(str(file))
 
 
 def save(file: Path, rows: np.ndarray, **columns: np.ndarray) -> Path:

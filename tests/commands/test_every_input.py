@@ -26,8 +26,7 @@ CONFIG = {
 
 
 def manifest_of(data: Input) -> Manifest:
-    section = None if isinstance(data, Manifest) else read_data(data)
-    return data if isinstance(data, Manifest) else read_whole(section)  # type: ignore[arg-type]
+    return data if isinstance(data, Manifest) else read_whole(read_data(data).data)
 
 
 def trained(data: Input, out: Path, *overrides: str) -> aurank.TrainResult:

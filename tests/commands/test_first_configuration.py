@@ -78,6 +78,8 @@ def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
     text = write_first_configuration("photos", overrides=given)
     assert "train 12, test 12" in text
     assert "--model 'timm:tf_efficientnet_lite0,weights=/x y,input_size=32'" in text
+    assert "aurank compare before after --data mine.yaml" in text
+    assert "\n  weights: /x y\nloss: {name: sup_con" in Path("mine.yaml").read_text("utf-8")
     config = read_config("mine.yaml")
     assert (config.data.odd_classes, config.data.params, config.train.steps) == ("keep", {"test_fraction": 0.5}, 77)
     assert "# quick without a GPU" in (written := Path("mine.yaml").read_text("utf-8"))

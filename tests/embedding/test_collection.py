@@ -10,6 +10,7 @@ import pytest
 from testing.galleries import MODEL, small_index, write_photo, write_photos
 
 from aurank.commands import ImageIndex, add_images, build_index, calibrate_model, evaluate_model, remove_images
+from aurank.data import READERS, build_manifest
 from aurank.embedding import ImageSelection, collection
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
@@ -212,6 +213,19 @@ def test_its_embeddings_are_measured_and_its_scores_calibrated(made: Path) -> No
     assert by_rows == pytest.approx(by_model)
     by_model, by_rows = (calibrate_model(model, data, false_match_rate=0.05).threshold for model, data in sides)
     assert by_rows == pytest.approx(by_model)
+
+
+def test_images_of_several_labels_keep_them(made: Path, tmp_path: Path) -> None:
+    manifest = READERS["folder"](made / "photos")
+    labels = [("even", "photo") if row % 2 else ("odd", "photo") for row in range(len(manifest))]
+    listed = build_manifest(
+        "several", manifest.source, paths=manifest.paths, labels=labels, splits=["test"] * len(labels)
+    )
+    address = f"milvus:{tmp_path}/gallery.db#several"
+    build_index(MODEL, ImageSelection(listed, split="all"), out=address)
+    report = evaluate_model(f"embeddings:{address}")
+    assert {*report.tags} == {"even", "odd", "photo"}
+    assert set(report.per_query["num_positives"].tolist()) == {len(labels) - 1}
 
 
 def test_what_is_closed_leaves_its_file_to_others(made: Path) -> None:

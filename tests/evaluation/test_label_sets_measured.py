@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,11 @@ def test_the_table_by_class_counts_a_query_for_each_of_its_labels(tmp_path: Path
         ([[True, False]] * 4, None, "flags as a matrix of truth values"),
         ([["a"], "b", ["a"], ["b"]], None, "query 1 has labels 'b'"),
         (np.eye(4, dtype=bool) & False, None, "query 0 has labels"),
-        (np.eye(4, dtype=bool), "some", "positives must be one of any, equal, jaccard; got 'some'"),
+        (np.eye(4, dtype=bool), "some", r"positives must be any, equal, jaccard or a .* in \(0, 1\]; got 'some'"),
+        *(
+            (np.eye(4, dtype=bool), least, f"in .*; got {float(least)}")
+            for least in (0, -0.5, 1.01, "0", "nan", np.inf)
+        ),
         (None, "any", "positives compares labels: give labels"),
         (
             [0, 0, 1, 1],
@@ -177,6 +182,14 @@ def test_what_means_nothing_is_refused_in_a_line(labels: Any, positives: Any, sa
     with pytest.raises(UserError, match=said) as caught:
         aurank.evaluate(np.eye(4), labels, positives=positives)
     assert "\n" not in str(caught.value)
+
+
+def test_a_least_index_may_be_text_and_one_process_has_no_shards_of_sets() -> None:
+    rows, flags = drawn(24)
+    assert aurank.evaluate(rows, flags, positives="0.5").metrics == aurank.evaluate(rows, flags, positives=0.5).metrics
+    for labels, positives in ((flags, None), (flags, "any"), (np.arange(24), lambda a, b: a[:, None] // 2 == b // 2)):
+        with pytest.raises(UserError, match='positives by labels does not go with distributed="shards"'):
+            aurank.evaluate(rows, labels, positives=positives, distributed="shards")
 
 
 def test_both_sides_have_sets_and_a_rule_goes_without_relevance() -> None:
@@ -219,4 +232,12 @@ def test_embeddings_with_sets_are_measured_by_them_saved_or_not(roles: dict[str,
         assert report.per_query["class"].tolist() == report.per_query["label"].tolist()
         positive = positive_ranks(form.problem())
         assert positive.num_positives.tolist() == expected.per_query["num_positives"].tolist()
+        half = aurank.evaluate(rows[query], labels[query].tolist(), **more, positives=0.5)
+        assert form.evaluate(positives=0.5).metrics == half.metrics
+        positive = positive_ranks(form.problem(0.5))
+        assert positive.num_positives.tolist() == half.per_query["num_positives"].tolist()
     assert {*embedded.select(np.arange(3)).evaluate().tags} <= {"cat", "dog", "sofa"}
+    listed = replace(embedded, positives=np.array([[0, 1], [2, 3]]))
+    assert listed.evaluate().per_query["num_positives"].tolist() == [1, 1]
+    assert positive_ranks(listed.problem()).num_positives.tolist() == [1, 1]
+    assert listed.evaluate(positives="any").metrics == embedded.evaluate(positives="any").metrics

@@ -1,6 +1,7 @@
 """Losses whose rows have sets of labels: every way in which sets are positive, against slow loops over Python sets."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,9 @@ from aurank.errors import UserError
 from aurank.losses import (
     LOSSES,
     MINERS,
+    CompatibleLoss,
     CrossBatchMemory,
+    DistillLoss,
     HierarchicalAPLoss,
     InfoNCELoss,
     MultipleLosses,
@@ -289,6 +292,21 @@ def test_losses_of_pml_take_the_pairs_of_sets(name: str, positives: str | float)
         assert value.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
+@pytest.mark.parametrize("positives", MODES)
+def test_old_rows_are_positive_by_sets_and_a_teacher_asks_for_no_labels(positives: str | float) -> None:
+    saved, leaf, ids = rows(20, 5).detach(), rows(14, 0), torch.arange(14) + 3
+    loss = CompatibleLoss(saved, positives=positives).double()
+    relation = label_sets.relate(QUERY, QUERY, positives=positives)  # an image's own old row is positive
+    similarity = oracles.cosine(leaf, loss.saved[ids])
+    expected = oracles.mean(label_sets.cross_entropy(similarity, relation, temperature=0.1))
+    check_equal(loss(leaf, matrix(QUERY), ids=ids), expected, leaf)
+    integers = torch.arange(14) % CLASSES
+    of_sets, of_integers = (loss(leaf, each, ids=ids) for each in (one_hot(integers, CLASSES).bool(), integers))
+    assert of_sets == of_integers
+    teacher = DistillLoss(saved).double()
+    assert teacher(leaf, matrix(QUERY), ids=ids) == teacher(leaf, integers, ids=ids)
+
+
 def test_a_sum_asks_the_miner_about_each_loss_s_positives_and_passes_sets() -> None:
     embeddings, sets, miner = rows(14, 0), matrix(QUERY), MINERS["pair_margin"]()
     losses = [SupConLoss(positives="equal"), contrastive(positives=0.5), SmoothAPLoss(positives="jaccard")]
@@ -298,16 +316,16 @@ def test_a_sum_asks_the_miner_about_each_loss_s_positives_and_passes_sets() -> N
     assert raw == PMLLoss(pml.ContrastiveLoss())(embeddings, sets)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SupConLoss(positives="jaccard"),
-        lambda: SogCLRLoss(40, positives=0.5),
-        lambda: contrastive(positives="equal"),
-    ],
-    ids=["sup_con", "sogclr", "contrastive"],
-)
-def test_a_memory_keeps_sets_and_resumes(make: Callable[[], nn.Module]) -> None:
+TAKING_SETS = {name: make for name, make in MAKERS.items() if name.split()[0] not in REFUSING or name == "soprc"}
+RULES = {name: "any" if name.startswith((*UNWEIGHTED, *OF_PAIRS)) else "jaccard" for name in TAKING_SETS}
+
+
+@pytest.mark.parametrize("name", TAKING_SETS)
+def test_a_memory_keeps_sets_and_resumes(name: str) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return TAKING_SETS[name](positives=RULES[name])
+
     memory, restored = (CrossBatchMemory(make(), embedding_size=6, memory_size=20).double() for _ in range(2))
     first, second, ids = rows(14, 0), rows(11, 1), torch.arange(14)
     memory(first, matrix(QUERY), ids=ids)
@@ -349,14 +367,20 @@ def test_a_memory_asks_its_miner_about_sets() -> None:
     check_equal(value, expected, second, value=1e-12)
 
 
-def test_the_gradient_cache_has_the_gradient_of_the_whole_batch() -> None:
-    encoder = nn.Linear(6, 6, dtype=torch.float64)
-    images, loss = rows(14, 3).detach(), SmoothAPLoss(0.1, positives="jaccard")
+@pytest.mark.parametrize("name", TAKING_SETS)
+def test_the_gradient_cache_has_the_gradient_of_the_whole_batch(name: str) -> None:
+    encoder, images = nn.Linear(6, 6, dtype=torch.float64), rows(14, 3).detach()
+    torch.manual_seed(0)
+    loss = TAKING_SETS[name](positives=RULES[name]).double()
+    whole = deepcopy(loss)  # which has a state
     cache = GradientCache(encoder, micro_batch=4)
-    loss(cache.embed(images), matrix(QUERY)).backward()
+    given: dict[str, Any] = {"labels": matrix(QUERY), "ids": torch.arange(14)}
+    torch.manual_seed(1)
+    loss(cache.embed(images), **given).backward()
     cache.backward()
-    (expected,) = torch.autograd.grad(loss(encoder(images), matrix(QUERY)), encoder.weight)
-    assert expected.abs().max() > 1e-3
+    torch.manual_seed(1)
+    (expected,) = torch.autograd.grad(whole(encoder(images), **given), encoder.weight)
+    assert expected.abs().max() > 0
     torch.testing.assert_close(encoder.weight.grad, expected, rtol=1e-10, atol=1e-12)
 
 

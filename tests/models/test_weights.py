@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from oracles import efficientnet
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -107,3 +108,50 @@ def test_position_embeddings_are_resized_and_a_pooling_of_another_kind_is_named(
     torch.save(own, tmp_path / "net.pth")
     with pytest.raises(UserError, match=r"fc_norm.*; they were trained to be pooled otherwise: set model\.params"):
         Encoder("test_vit", weights=str(tmp_path / "net.pth"), params={"fc_norm": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "depth", "squeeze"),
+    [
+        ("tf_efficientnet_lite0", 1.0, 1.0, False),
+        ("tf_efficientnet_lite1", 1.0, 1.1, False),
+        ("tf_efficientnet_lite2", 1.1, 1.2, False),
+        ("tf_efficientnet_b0", 1.0, 1.0, True),
+    ],
+)
+def test_efficientnet_pytorch_gives_its_features(
+    name: str, width: float, depth: float, squeeze: bool, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = efficientnet.lite_blocks(width, depth)
+    weights = efficientnet.draw(blocks, squeeze=squeeze, generator=generator)
+    torch.save(weights, tmp_path / "net.pth")
+    model = load_model(f"timm:{name},weights={tmp_path}/net.pth")
+    (note,) = model.notes
+    assert note.startswith(f"{len(weights) - 2} tensors of {tmp_path}/net.pth fill {name}; left over: 2 (classifier.")
+    images = torch.randn(2, 3, 72, 72, generator=generator)  # odd sizes further in
+    with torch.inference_mode():
+        expected = efficientnet.pooled_features(weights, blocks, images)
+        torch.testing.assert_close(model.module.eval()(images), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("_blocks.7._bn0.bias", r"1 of 294 tensors are missing \(blocks\.3\.2\.bn1\.bias\), 1 unexpected"),
+        ("_blocks.7._project_conv.weight", r"1 of another shape \(blocks\.3\.2\.conv_pwl\.weight \[80, 479, 1, 1\]"),
+        ("_blocks.7._se_reduce.weight", r"1 unexpected \(blocks\.3\.2\.se\.conv_reduce\.weight\)"),  # a B0's
+        ("_blocks.16._bn0.bias", r"1 unexpected \(blocks\.16\._bn0\.bias\)"),
+    ],
+)
+def test_a_wrong_tensor_of_efficientnet_pytorch_is_named(name: str, wrong: str, tmp_path: Path) -> None:
+    blocks = efficientnet.lite_blocks(1.0, 1.0)
+    weights = efficientnet.draw(blocks, squeeze=False, generator=torch.Generator().manual_seed(0))
+    if name.endswith("bias") and name in weights:
+        weights[f"{name}es"] = weights.pop(name)
+    else:
+        weights[name] = weights[name][:, 1:] if name in weights else torch.ones(480)
+    torch.save(weights, tmp_path / "net.pth")
+    with pytest.raises(UserError, match=wrong) as refusal:
+        load_model(f"timm:tf_efficientnet_lite0,weights={tmp_path}/net.pth")
+    assert "\n" not in str(refusal.value)

@@ -11,7 +11,7 @@ from testing.runs import records, write_config
 from testing.shapes import draw_shapes, shapes_config
 
 import aurank
-from aurank.commands import evaluate_model
+from aurank.commands import evaluate_model, probe_model, write_first_configuration
 from aurank.commands.evaluate import mine_model
 from aurank.data import READERS, Manifest
 from aurank.embedding import ImageSelection
@@ -48,7 +48,7 @@ def test_a_loss_is_given_the_labels_of_each_row(shapes: Path, monkeypatch: pytes
 
 def test_a_rehearsal_and_a_run_measure_by_any_common_label(shapes: Path, tmp_path: Path) -> None:
     config = shapes_config(shapes, "jaccard", steps=2)
-    config["evaluate"] = {"recall_at": [1]}
+    config["evaluate"] = {"recall_at": [1], "positives": "any"}
     assert rehearse(read_config(config)).images == {"train": 600, "test": 300}
     report = aurank.train(read_config(config), tmp_path / "run").report
     manifest = READERS["table"](shapes, file="sets.csv", separator="|").split("test")
@@ -56,6 +56,15 @@ def test_a_rehearsal_and_a_run_measure_by_any_common_label(shapes: Path, tmp_pat
     assert report.per_query["num_positives"].tolist() == ((positives @ positives.T > 0).sum(axis=1) - 1).tolist()
     again = evaluate_model(f"aurank:{tmp_path / 'run' / 'best'}", ImageSelection())
     assert again.metrics == report.metrics
+    configured = write_config(tmp_path, {**config, "evaluate": {"positives": "equal"}})
+    model = f"aurank:{tmp_path / 'run' / 'best'}"
+    equal = evaluate_model(model, ImageSelection(str(configured)))
+    assert equal.per_query["num_positives"].tolist() != report.per_query["num_positives"].tolist()
+    assert evaluate_model(model, ImageSelection(), positives="equal").metrics["map@r"] == equal.metrics["map@r"]
+    assert any(note.endswith(" 8 labels") for note in equal.notes)
+    assert not any("graded" in note for note in report.notes)
+    with pytest.raises(UserError, match="a probe predicts one label for each row, and rows here have several"):
+        probe_model(model, out=tmp_path / "probe")
     loaded = Report.load(tmp_path / "run" / "report.json")
     assert loaded.class_table()["label"].tolist() == tags_of(manifest)
     table = (tmp_path / "run" / "per_class.csv").read_text().splitlines()
@@ -75,10 +84,29 @@ def test_what_needs_one_label_a_row_is_refused_in_a_line(shapes: Path, tmp_path:
     refused("draws images of one label each", sampler=sampler)
     refused("loss soprc takes one label for each image, and sets has several: v and", loss={"name": "soprc"})
     data = {**shapes_config(shapes, "any")["data"], "validation_fraction": 0.1}
+    refused("evaluate.positives: got 2.0, expected 'any', 'equal' or 'jaccard' or", evaluate={"positives": 2.0})
     refused("1 training classes without a common label, too few", data=data)
     manifest = READERS["table"](shapes, file="sets.csv", separator="|")
     with pytest.raises(UserError, match=r"are mined by classes .* in one class"):
         mine_model("timm:test_vit,pretrained=false", ImageSelection(manifest, split="test"))
+
+
+def test_labels_are_counted_one_by_one(shapes: Path, tmp_path: Path) -> None:
+    manifest = READERS["table"](shapes, file="sets.csv", separator="|")
+    assert str(manifest).startswith("Manifest('sets': 900 images of 8 labels;")
+    sets = manifest.class_sets.astype(int)
+    alike = (sets @ sets.T > 0) @ manifest.class_counts
+    assert manifest.num_alike(manifest.class_counts).tolist() == alike.tolist()
+    by_label = manifest.by_label()
+    assert by_label.classes == (*tags_of(manifest),)
+    assert by_label.class_counts.tolist() == sets[manifest.labels].sum(axis=0).tolist()
+    text = write_first_configuration(shapes / "sets.csv", tmp_path / "mine.yaml", ["data.params.separator='|'"])
+    assert text.startswith("sets: 900 images of 8 labels, 201 to 240 each")
+    written = (tmp_path / "mine.yaml").read_text()
+    assert "8 labels, 4 images of each" in written
+    test = manifest.split("test")
+    matches = np.median(test.num_alike(test.class_counts)) - 1
+    assert f"that an image can find: {matches:.0f} (median)" in written
 
 
 @pytest.mark.slow

@@ -48,9 +48,10 @@ def align(old: Path, new: Path, *, out: Path) -> str:
     for strength in (None, 0.01, 0.1, 1.0):  # of ridge; None: Procrustes
         mapped = x[held_out] @ fit_map(x[~held_out], y[~held_out], strength).T
         scores[strength] = evaluate(y[held_out], labels[held_out], mapped, labels[held_out]).mauprc
-    write_bundle(out, {"matrix": fit_map(x, y, max(scores, key=scores.__getitem__))}, _MAP)
+    write_bundle(out, {"matrix": fit_map(x, y, max(scores, key=scores.__getitem__)), "images": images}, _MAP)
     tried = ", ".join(f"{f'ridge {name}' if name else 'Procrustes'} {score:.4f}" for name, score in scores.items())
-    return f"{len(x):,} images{' of split train' * training}; mAUPRC of {held_out.sum():,} of them held out: {tried}"
+    kind = " of split train" if training else ", none of split train, so these are not to measure the map on"
+    return f"{len(x):,} images{kind}; mAUPRC of {held_out.sum():,} of them held out: {tried}"
 
 
 def fit_map(old: np.ndarray, new: np.ndarray, strength: float | None) -> np.ndarray:
@@ -62,14 +63,17 @@ def fit_map(old: np.ndarray, new: np.ndarray, strength: float | None) -> np.ndar
     return np.linalg.solve(gram + penalty * np.eye(len(gram)), old.T @ new).T
 
 
-def mapped_rows(gallery: Path, map_file: Path | None, images: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def mapped_rows(gallery: Path, map_file: Path | None, images: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return images' old rows, the same in the new model's space, and on how many of the images the map was fitted."""
     if (gallery / ABOUT).exists():
         index = ImageIndex.open(gallery)
         source: Any = EmbeddingSource(index.rows.embeddings[:], index.images["path"].tolist(), where=str(gallery))
     else:
         source = read_embeddings(gallery.parent, file=gallery.name).source
-    mapped = rows = rows_of_images(source, images)
+    rows = rows_of_images(source, images)
+    mapped, fitted = rows, 0
     if map_file is not None:
         with reading(map_file, f"a map of the rows of {gallery}", remedy="fit it by these and those of the new model"):
-            mapped = unit(rows) @ read_bundle(map_file, dict[str, Any], _MAP)["matrix"].numpy().T
-    return rows, mapped.astype(np.float32)
+            content = read_bundle(map_file, dict[str, Any], _MAP)
+            mapped, fitted = unit(rows) @ content["matrix"].numpy().T, len({*images} & {*content["images"]})
+    return rows, mapped.astype(np.float32), fitted

@@ -94,14 +94,17 @@ def build_index(
         if is_first:  # before any is embedded: a file that is replaced meanwhile has the digest of the old one
             table = _table(manifest, number=0)
         about: dict[str, Any] = {"distance": distance, "sources": [describe_source(manifest.source)], "seed": seed}
+        width = prepared.model.encode(np.zeros((1, 32, 32, prepared.model.channels), np.uint8)).shape[1]
         if folder is None and is_first:  # another model is refused before it embeds
-            blank = np.zeros((1, 32, 32, prepared.model.channels), np.uint8)
-            about |= {"dim": prepared.model.encode(blank).shape[1], "factory": factory}
+            about |= {"dim": width, "factory": factory}
+            about |= {"multi_label": True} if manifest.multi_label else {}
             filling = CollectionRows.make(str(out), prepared.model, about, overwrite=overwrite)
         if gallery_embeddings is None:
             embedded, notes = prepared.embed()
         else:
             mapped = mapped_rows(gallery_embeddings, map_file, manifest.regions)[1]
+            if mapped.shape[1] != width:
+                raise UserError(f"{gallery_embeddings}: {mapped.shape[1]} wide, the model {width}: map by aurank align")
             embedded, notes = described(manifest, np.arange(len(manifest)), mapped), []
         running.tell(*prepared.remarks, *notes[1:])
         if not is_first:

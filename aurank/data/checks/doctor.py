@@ -47,7 +47,7 @@ def examine(
     if manifest.texts is None:  # as a query it would have no positive
         within = {split: labels[labelled & (splits == split)] for split in np.unique(splits[labelled]).tolist()}
         counts = {split: np.bincount(inside, minlength=len(classes)) for split, inside in within.items()}
-        lone = {split: np.flatnonzero(each * manifest.most_alike(each) == 1).tolist() for split, each in counts.items()}
+        lone = {split: np.flatnonzero(each * manifest.num_alike(each) == 1).tolist() for split, each in counts.items()}
         names = [f"{classes[label]} in {split}" for split, alone in lone.items() for label in alone]
         findings.append(finding_of("lone", names))
     names = [classes[label] for label in np.unique(labels[labelled]).tolist()]

@@ -192,7 +192,8 @@ def describe_cleaning(report: DoctorReport, fixes: Sequence[str]) -> str:
 
 
 def classes_with_pairs(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the splits and classes in which an image finds another of its class."""
+    """Return the splits and classes, or single labels, in which an image finds another."""
+    manifest = manifest.by_label()
     groups = np.full(len(manifest), -1) if manifest.groups is None else manifest.groups
     training = manifest.splits == "train"
     columns = [manifest.splits, manifest.labels, np.where(training, -1, groups)]

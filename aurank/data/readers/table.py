@@ -87,6 +87,8 @@ def from_table(
 def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], outside: bool, separator: str | None) -> Manifest:
     columns = lines[0][1].keys() if lines else {"label"}
     labelled = "label" in columns
+    if separator is not None and not any((separator or "|") in str(line.get("label")) for _, line in lines):
+        warnings.warn(f"{file}: no label holds the separator {separator or '|'!r}", AurankWarning, stacklevel=2)
     for where, line in lines if labelled else ():
         line["label"] = read_label(line["label"], where, separator=separator)
     for column in ("path", "label", "split") if labelled else ("path", "text", "split"):

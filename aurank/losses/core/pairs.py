@@ -78,14 +78,14 @@ class Inputs:
             try:
                 return replace(self, indices_tuple=self.indices_tuple(query, labels, *references))
             except UserError:  # it needs one label a row: each query is asked for alone, its positives being of class 1
-                found = []
+                pairs = []
             for row, same in enumerate(labels.same.long()):
                 column = torch.arange(len(reference), device=query.device)
                 column = column[column != row] if self.is_self_set else column
                 mined = self.indices_tuple(query[row : row + 1], same.new_ones(1), reference[column], same[column])
                 sides = enumerate(mined)  # queries are in 0 of three, in 0 and 2 of four
-                found.append([part + row if side in (0, 2)[: len(mined) - 2] else column[part] for side, part in sides])
-        return replace(self, indices_tuple=[torch.cat(parts) for parts in zip(*found, strict=True)])
+                pairs.append([part + row if side in (0, 2)[: len(mined) - 2] else column[part] for side, part in sides])
+        return replace(self, indices_tuple=[torch.cat(parts) for parts in zip(*pairs, strict=True)])
 
 
 def read_inputs(
@@ -98,8 +98,8 @@ def read_inputs(
     ids: Tensor | None = None,
     ref_ids: Tensor | None = None,
 ) -> Inputs:
-    given, ref_given = read_labels(labels, ref_labels)
-    check_embeddings("embeddings", embeddings, "labels", given)
+    query_labels, reference_labels = read_labels(labels, ref_labels)
+    check_embeddings("embeddings", embeddings, "labels", query_labels)
     if indices_tuple is not None and not isinstance(indices_tuple, nn.Module):
         as_pairs(indices_tuple)
     if ids is not None:
@@ -108,18 +108,16 @@ def read_inputs(
         if ref_labels is not None or ref_ids is not None:
             raise UserError("ref_labels and ref_ids describe ref_emb, which was not given")
     elif ref_labels is not None or ref_emb is not embeddings:
-        check_embeddings("ref_emb", ref_emb, "ref_labels", ref_given)
-        if given.shape[1:] != ref_given.shape[1:]:
-            raise UserError(f"labels are {kind_of(given)}, so ref_labels cannot be {kind_of(ref_given)}")
+        check_embeddings("ref_emb", ref_emb, "ref_labels", reference_labels)
+        if query_labels.shape[1:] != reference_labels.shape[1:]:
+            raise UserError(f"labels are {kind_of(query_labels)}, so ref_labels cannot be {kind_of(reference_labels)}")
         if ref_emb.shape[1] != embeddings.shape[1]:
             raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
         if ref_ids is not None:
             check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
-    # the same tensor stays the same object
-    numbers = (given, ref_given, ids, ref_ids)
-    as_int64 = {id(each): each.long() for each in numbers if each is not None and each.ndim == 1}
-    given, ref_given, ids, ref_ids = (as_int64.get(id(each), each) for each in numbers)
-    return Inputs(embeddings, given, indices_tuple, ref_emb, ref_given, ids, ref_ids)  # type: ignore[arg-type]
+    numbers = (query_labels, reference_labels, ids, ref_ids)
+    as_int64: list[Any] = [each if each is None or each.ndim > 1 else each.long() for each in numbers]
+    return Inputs(embeddings, as_int64[0], indices_tuple, ref_emb, *as_int64[1:])
 
 
 Computed = TypeVar("Computed")

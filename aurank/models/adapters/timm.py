@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
@@ -28,6 +29,12 @@ _OVERLAY = "pretrained_cfg_overlay"
 _OVERLAID = ("mean", "std", "interpolation")  # what may be in it
 # What timm's modules call the function that converts names of older or other libraries.
 _FILTERS = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
+# Layers of EfficientNet-PyTorch (lite networks are published for it) whose names in timm differ by more than a "_".
+_STEM_AND_HEAD = {"_bn0": "bn1", "_bn1": "bn2", "_fc": "classifier"}
+_SEPARABLE = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+_EXPANDING = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
+_EXPANDING |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
+_SQUEEZE = {"_se_reduce": "se.conv_reduce", "_se_expand": "se.conv_expand"}
 _OF_BUILDERS = ("bn_eps", "bn_momentum", "bn_tf")  # EfficientNets take these apart from their constructor
 
 
@@ -114,8 +121,25 @@ def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
                 weights = {**weights, stem: timm.models.adapt_input_conv(expected.shape[1], value)}
         return weights
 
-    how: dict[str, Any] = {"convert": lambda weights: dict(convert(weights, model)), "finish": adapt_channels}
+    def convert_names(weights: Tensors) -> Tensors:
+        return dict(convert(_from_efficientnet_pytorch(weights, state), model))
+
+    how: dict[str, Any] = {"convert": convert_names, "finish": adapt_channels}
     return load_weights_file(model, path, name=name, classifier=names_of("classifier"), **how)
+
+
+def _from_efficientnet_pytorch(weights: Tensors, state: Tensors) -> Tensors:
+    modules = dict(_STEM_AND_HEAD)
+    blocks = dict.fromkeys(re.findall(r"^blocks\.\d+\.\d+", "\n".join(state), re.MULTILINE))
+    for number, block in enumerate(blocks):  # counted through the network there, in each stage by timm
+        layers = _EXPANDING if f"{block}.conv_pwl.weight" in state else _SEPARABLE
+        modules |= {f"_blocks.{number}.{layer}": f"{block}.{name}" for layer, name in (layers | _SQUEEZE).items()}
+    renamed = {}
+    for name, value in weights.items():
+        module, dot, tensor = name.rpartition(".")
+        # Without "_" a layer of no table counts as unexpected, not as part of another tower.
+        renamed[modules.get(module, module.removeprefix("_")) + dot + tensor] = value
+    return renamed
 
 
 def timm_look(

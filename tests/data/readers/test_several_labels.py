@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,8 @@ from aurank.data.dataset import with_own_labels
 from aurank.data.readers.folders import draw_splits
 from aurank.data.shards import ShardWriter, read_shards
 from aurank.embedding.embedded import Embedded, described
-from aurank.errors import UserError
+from aurank.embedding.image_text_pairs import texts_of
+from aurank.errors import AurankWarning, UserError
 
 SETS = [["sofa", "cat"], ["cat"], ["cat", "sofa"], ["dog", "cat"]]
 CLASSES, TAGS = ("cat|sofa", "cat", "cat|dog"), ("cat", "dog", "sofa")
@@ -143,6 +145,21 @@ def test_an_empty_label_and_an_empty_part_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="label is empty or NaN"):
         from_table(pa.table(columns(tmp_path, ["a|b", "", "b", "c"])), root=tmp_path, separator="|")
     assert from_table(frame, root=tmp_path).class_sets is None
+
+
+def test_a_separator_that_no_label_holds_is_told(tmp_path: Path) -> None:
+    for labels, sign in ((["a;b", "a", "b", "c"], "|"), ([1, 2, 2, 1], ";")):
+        with pytest.warns(AurankWarning, match=re.escape(f"table: no label holds the separator {sign!r}")):
+            from_table(pa.table(columns(tmp_path, labels)), root=tmp_path, separator=sign)
+    texts = pa.table(columns(tmp_path, SETS) | {"text": [*"abcd"]}).drop(["label"])
+    with pytest.warns(AurankWarning, match="no label holds the separator '|'"):
+        from_table(texts, root=tmp_path, separator="")
+
+
+def test_texts_go_by_one_label() -> None:
+    manifest = listed([("a", "b"), ("c",)], texts=["one", "two"])
+    with pytest.raises(UserError, match="sets has several labels for an image, and texts go by one"):
+        texts_of(manifest)
 
 
 def listed(labels: Any, **more: Any) -> Manifest:

@@ -43,6 +43,7 @@ SETS = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 1], [1,
 STEPS = 2
 NAMES = list(LOSSES)
 ALONE_IN_BATCH = {*PROXIES, "compatible", "distill"}  # they take no references
+ONE_LABEL = {*ALONE_IN_BATCH, "hierarchical_ap", "negative_cache"}  # they refuse sets
 
 
 def entries(rank: int) -> tuple[Tensor, Tensor]:
@@ -141,6 +142,9 @@ def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
     found["miner inside"] = (CrossBatchMemory(inner, embedding_size=5, memory_size=50, distributed=True), "random")
     for way in ("plain", "references", "miner"):
         found[f"sets {way}"] = (OfSets(SmoothAPLoss(positives="jaccard", distributed=True)), way)
+    for name in [name for name in names if name not in ONE_LABEL]:
+        stateless = {"moving_average": False, "prior": "batch"} if name == "soprc" else {}
+        found[f"{name} sets"] = OfSets(make(name, positives=0.5, distributed=True, **stateless)), "references"
     memory = CrossBatchMemory(make("sogclr", positives=0.5), embedding_size=5, memory_size=50, distributed=True)
     found["sets memory"] = (OfSets(memory), "plain")
     found["sets pml"] = (OfSets(LOSSES["contrastive"](positives="equal", distributed=True)), "references")

@@ -13,7 +13,7 @@ from testing.runs import few_digits, tiny_config
 from torch import Tensor
 
 import aurank
-from aurank.config.schema import Config
+from aurank.config import Config, ConfigError
 from aurank.data.dataset import with_own_labels
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
@@ -167,6 +167,22 @@ def test_a_file_that_does_not_fit_is_one_line_before_training(
     with pytest.raises(UserError, match=message) as refused:
         build_loss(config_of(tmp_path / "rows.npz", "compatible"), training)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [3, None, ["rows.npz"], {"file": "rows.npz"}])
+def test_what_is_no_file_is_refused_in_words_of_a_configuration(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^loss.params.teacher: got .*, expected an object of Python or a valid str"):
+        read_config(tiny_config(loss={"name": "distill", "params": {"teacher": value}}))
+
+
+def test_a_run_does_not_go_on_with_other_rows(tmp_path: Path) -> None:
+    digits = few_digits()
+    digits = digits.select(np.arange(1, len(digits)))
+    rows = write_teacher(tmp_path / "rows.npz")
+    aurank.train(config_of(tmp_path / "rows.npz"), tmp_path / "run", dataset=digits, page=False)
+    write_teacher(tmp_path / "rows.npz", embeddings=2 * rows[1:])
+    with pytest.raises(UserError, match=r"trained on other images of .* \(teacher changed\); point .* the same rows"):
+        aurank.train(config_of(tmp_path / "rows.npz"), tmp_path / "run", resume=True, dataset=digits)
 
 
 @pytest.mark.slow
