@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aurank.evaluation import Report as Report
     from aurank.evaluation import compare as compare
     from aurank.evaluation import evaluate as evaluate
+    from aurank.models import explain as explain
     from aurank.training import TrainResult as TrainResult
     from aurank.training import train as train
 else:  # `aurank ls` and `import aurank.losses` need neither timm nor accelerate
@@ -21,6 +22,7 @@ else:  # `aurank ls` and `import aurank.losses` need neither timm nor accelerate
         "commands": ["average_models"],
         "embedding": ["load", "load_pairs"],
         "evaluation": ["Report", "compare", "evaluate"],
+        "models": ["explain"],
         "training": ["TrainResult", "train"],
     }
     __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES)

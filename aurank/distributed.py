@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -28,10 +28,7 @@ def launched() -> int:
 
 @contextmanager
 def joined(timeout: str) -> Iterator["ProcessGroup"]:
-    """Join the launched processes while the context lasts, each with its GPU; a single process joins nothing.
-
-    AurankError if another is gone, or does not come or answer within the `timeout`, such as "30min".
-    """
+    """Join the launched processes, each with its GPU; AurankError if another is gone or does not come."""
     if launched() == 1:
         yield ProcessGroup(False)
         return
@@ -80,10 +77,6 @@ class ProcessGroup:
             dist.all_gather_object(gathered, value)
         return gathered
 
-    def in_first(self, work: Callable[[], Item]) -> Item:
-        """Return in all processes what `work` returns in the first."""
-        return self.all_gather(work() if self.rank == 0 else None)[0]  # type: ignore[return-value]  # of rank 0
-
     def all_reduce(self, counts: Integer[np.ndarray, " count"]) -> None:
         if self.size > 1:
             total = torch.from_numpy(counts).to(self.device)
@@ -105,8 +98,8 @@ class ProcessGroup:
         """Return the rows of all processes, one after another; they have one type and width."""
         if self.size == 1:
             return rows
-        whole = torch.cat(list(self.parts(torch.as_tensor(rows))))
-        return whole if isinstance(rows, torch.Tensor) else whole.numpy()
+        joint = torch.cat(list(self.parts(torch.as_tensor(rows))))
+        return joint if isinstance(rows, torch.Tensor) else joint.numpy()
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors if self.size > 1 else ():

@@ -225,6 +225,13 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
             raise UserError(f"cannot write {option} {path}: {reason}")
 
 
+def require_own_folder(folder: Path, *beginnings: str) -> None:
+    """Raise UserError if a folder to write holds other files than hidden ones and those of these names."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if strange := [name for name in names if not name.startswith((".", *beginnings))]:
+        raise UserError(f"--out {folder} holds other files, such as {min(strange)!r}: name a new folder")
+
+
 def require_absent(path: Path, *, overwrite: bool | None = None) -> None:
     """Raise UserError if the file exists and may not be replaced; without `--overwrite` to offer, it is None."""
     if path.exists() and not overwrite:
@@ -247,10 +254,7 @@ _TENSOR = "$tensor"  # in a bundle's JSON, {"$tensor": NAME} stands for a tensor
 
 
 def write_bundle(path: Path, content: Mapping[str, Any], title: str) -> None:
-    """Write nested dicts and lists of plain values, tensors and arrays as one safetensors file.
-
-    Tensors are named by their path ("encoder/head.weight"); the header has the rest as JSON, and the SHA-256 of both.
-    """
+    """Write nested plain values as JSON in the header of a safetensors file, and tensors in it, with a SHA-256."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_taken_out(content, "", tensors))
     about = {"aurank": title, "content": text, "sha256": _bundle_sha256(text, tensors)}

@@ -18,10 +18,7 @@ Component = TypeVar("Component")
 
 
 class LazyTable(UserDict[str, Component]):
-    """A table of components by name: looking one up imports it, from its home "module:attribute" in the package.
-
-    A single home is that of a table, which is imported to list its names.
-    """
+    """A table of components by name, imported when looked up from homes "module:attribute"."""
 
     def __init__(self, package: str, homes: Mapping[str, str] | str) -> None:
         self.package, self.homes = package, homes

@@ -5,8 +5,10 @@ import functools
 import inspect
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+from aurank.errors import UserError
 
 NAN = ("nan", "NaN", "<NA>")  # a missing number as text
 NO_GROUP_NAMES = ("-1", *NAN)  # no camera, or no super-category
@@ -23,6 +25,14 @@ def nearest(name: str, names: Iterable[str], *, most: int = 1, cutoff: float = 0
 def meant(names: Sequence[str]) -> str:
     """Return ``; did you mean 'a' or 'b'?``, or "" without names."""
     return f"; did you mean {' or '.join(repr(name) for name in names)}?" if names else ""
+
+
+def require_choice(name: str, value: str, choices: Collection[str]) -> str:
+    """Return a value that is one of the choices; UserError for another, with the choice that it is like."""
+    if value not in [*choices]:
+        hint = meant(nearest(value, choices)) if isinstance(value, str) else ""
+        raise UserError(f"{name} must be one of {', '.join(choices)}; got {value!r}{hint}")
+    return value
 
 
 def tidied(text: str) -> str:

@@ -37,10 +37,7 @@ def as_text(count: int) -> str:
 
 
 def keep_memory() -> bool:
-    """Let glibc keep the memory of freed tensors for the next ones, and return whether it does.
-
-    By default Linux clears the pages of every large tensor. Call it before torch is imported.
-    """
+    """Let glibc keep freed memory, whose pages Linux would clear, before torch is imported; return whether it does."""
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
     libc = ctypes.CDLL(None)

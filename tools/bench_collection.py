@@ -3,10 +3,8 @@
 python tools/bench_collection.py --rows 1000000 --out /tmp/galleries
 """
 
-import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from bench_gallery import read, write_rows
+from measuring import parser_of, resident_megabytes
 
 ENGINES = (
     "faiss Flat",
@@ -34,10 +33,6 @@ def timed(result: dict[str, float], name: str) -> Iterator[None]:
     result[f"{name}, processor"] = round(time.process_time() - processor, 2)
 
 
-def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-
-
 def disk(folder: Path) -> float:
     return round(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e9, 3)
 
@@ -50,7 +45,7 @@ def walk(engine: str, rows: np.ndarray, queries: np.ndarray, out: Path) -> dict[
     from aurank.evaluation.postprocessing import by_products
 
     kind, _, factory = engine.partition(" ")
-    result: dict[str, float] = {"GB before": round(peak(), 2)}
+    result: dict[str, float] = {"GB before": round(resident_megabytes("VmHWM") / 1e3, 2)}
     count = len(rows)
     images = {"source": np.zeros(count, np.int64), "path": np.char.add(np.arange(count).astype(str), ".png")}
     images |= {"class": np.full(count, ""), "sha256": np.full(count, "0" * 64)}
@@ -67,14 +62,13 @@ def walk(engine: str, rows: np.ndarray, queries: np.ndarray, out: Path) -> dict[
         model = {"name": "none", "weights_sha256": "", "preprocessing": ""}
         about = {"model": model, "sources": [], "distance": "cosine", "dim": rows.shape[1], "factory": factory}
         with timed(result, "fill"):
-            collection._create({**about, "seed": 0})
-            collection.add(images, rows, progress=lambda done, total: print(engine, done, end="\r", file=sys.stderr))
-            collection.describe(complete=True)
+            collection._describe_by({**about, "seed": 0})
+            collection.fill(images, rows, progress=lambda done, total: print(engine, done, end="\r", file=sys.stderr))
             collection.close()
         with timed(result, "open"):
             found = CollectionRows.open(f"milvus:{place}.db#rows")
             assert len(found) == count
-    result["GB more"] = round(peak() - result["GB before"], 2)
+    result["GB more"] = round(resident_megabytes("VmHWM") / 1e3 - result["GB before"], 2)
     result["GB on disk"] = disk(place if kind == "faiss" else place.with_name(f"{place.name}.db"))
     one = queries[:1]
     found.nearest(one, 10)
@@ -96,9 +90,7 @@ def walk(engine: str, rows: np.ndarray, queries: np.ndarray, out: Path) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--dim", type=int, default=128)
+    parser = parser_of(__doc__, rows=100_000, dim=128)
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()

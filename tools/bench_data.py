@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import parser_of
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader
@@ -105,10 +106,7 @@ def difference(found: ImageDataset, whole: ImageDataset) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("images", 512), ("side", 480), ("workers", 2), ("rounds", 7), ("batch", 64)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--normalise", action="store_true", help="aurank's batches too, in this process")
+    parser = parser_of(__doc__, images=512, side=480, workers=2, rounds=7, batch=64, normalise=False)
     parser.add_argument("--out", type=Path, help="folder to work in, kept; default: a temporary one")
     given = parser.parse_args()
     torch.set_num_threads(1)

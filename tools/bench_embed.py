@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from measuring import parser_of, timed
 from PIL import Image
 from torch import Tensor, nn
 
@@ -34,12 +34,6 @@ from aurank.sizes import keep_memory
 
 PHOTOS = 2943  # of the test split
 told = "{0.batch} {0.channels_last}".format
-
-
-def timed(step: Callable[..., Any], *given: Any, **options: Any) -> tuple[tuple[float, float], Any]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    result = step(*given, **options)
-    return (time.perf_counter() - wall, time.process_time() - cpu), result
 
 
 def per_image(run: Callable[[Tensor], object], inputs: Tensor, turns: int = 3) -> float:
@@ -102,13 +96,10 @@ def compared(name: str, size: int, manifest: Manifest, given: argparse.Namespace
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["tf_efficientnet_lite0", "resnet50", "vit_small_patch16_224"])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 224])
-    parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256])
-    for option, value in {"images": 256, "turns": 3, "threads": os.cpu_count() or 1}.items():
-        parser.add_argument(f"--{option}", type=int, default=value)
-    given = parser.parse_args()
+    models = ["tf_efficientnet_lite0", "resnet50", "vit_small_patch16_224"]
+    sizes, batches = [128, 224], [8, 16, 32, 64, 128, 256]
+    counts = {"images": 256, "turns": 3, "threads": os.cpu_count() or 1}
+    given = parser_of(__doc__, models=models, sizes=sizes, batches=batches, **counts).parse_args()
     torch.set_num_threads(given.threads)
     test = READERS["grocery"](Path(os.environ.get("AURANK_DATA", "data"))).split("test")
     print(f"{given.images} photos, {given.turns} turns, {given.threads} threads, glibc keeps memory: {keep_memory()}")

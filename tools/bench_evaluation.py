@@ -33,7 +33,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from measuring import alone, forget_peak, resident_megabytes, seconds
+from measuring import alone, forget_peak, parser_of, resident_megabytes, seconds
 from torch import Tensor
 
 
@@ -103,9 +103,12 @@ def argsort_map(queries: Tensor, labels: Tensor, block: int = 1000) -> float:
     return total / len(queries)
 
 
-def turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def show_turns(title: str, steps: dict[str, Callable[[], object]], repeats: int) -> None:
     times = [[seconds(step) for step in steps.values()] for _ in range(repeats + 1)][1:]
-    return dict(zip(steps, map(statistics.median, zip(*times, strict=True)), strict=True))
+    result = dict(zip(steps, map(statistics.median, zip(*times, strict=True)), strict=True))
+    print(title)
+    for name, value in result.items():
+        print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
 
 
 def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
@@ -129,10 +132,7 @@ def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
         steps["aurank, the core alone"] = core
     if given.argsort:
         steps["argsort"] = lambda: found.update(argsort=argsort_map(vectors, labels))
-    result = turns(steps, given.repeats)
-    print(f"{text}: {rows:,} rows of {vectors.shape[1]}, the set its own gallery")
-    for name, value in result.items():
-        print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
+    show_turns(f"{text}: {rows:,} rows of {vectors.shape[1]}, the set its own gallery", steps, given.repeats)
     exact = found["aurank"]
     if "core" in found:
         alike = all(
@@ -150,10 +150,7 @@ def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
                 vectors[:half], labels[:half], vectors[half:], labels[half:], max_memory=given.max_memory
             ),
         }
-        result = turns(split, given.repeats)
-        print(f"{half:,} queries, a gallery of {rows - half:,} others")
-        for name, value in result.items():
-            print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
+        show_turns(f"{half:,} queries, a gallery of {rows - half:,} others", split, given.repeats)
 
 
 def pml(vectors: Tensor, labels: Tensor) -> float:
@@ -227,23 +224,12 @@ def one_scale(rows: int, given: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="*", default=[12_000, 20_000])
-    parser.add_argument("--set", nargs="*", default=["clusters"], help="clusters, trained, random, collapsed, FILE.npz")
-    parser.add_argument("--gallery", action="store_true", help="half of the rows against the other half, too")
-    parser.add_argument("--argsort", action="store_true", help="argsort of blocks, too")
+    sizes: dict[str, Any] = {"rows": [12_000, 20_000], "dim": 512, "per_class": 5, "classes": 0, "tail": 0.0}
+    limits: dict[str, Any] = {"max_memory": "1GiB", "limit": 20.0, "threads": torch.get_num_threads()}
+    asked: dict[str, Any] = {"set": ["clusters"], "gallery": False, "argsort": False, "report": False, "repeats": 5}
+    parser = parser_of(__doc__, **sizes, **limits, **asked, device="cpu")
     parser.add_argument("--peers", type=int, nargs="?", const=12_000, help="other libraries, at so many rows")
     parser.add_argument("--scale", type=int, nargs="*", default=[])
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--per-class", type=int, default=5)
-    parser.add_argument("--classes", type=int, default=0, help="so many, in place of --per-class")
-    parser.add_argument("--tail", type=float, default=0.0, help="spread of the logarithm of their sizes")
-    parser.add_argument("--report", action="store_true", help="the whole report, in place of the ranks, in --scale")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--max-memory", default="1GiB")
-    parser.add_argument("--limit", type=float, default=20.0, help="gigabytes that a peer may take")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)

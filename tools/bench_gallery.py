@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import alone, forget_peak, resident_megabytes, seconds
+from measuring import alone, forget_peak, parser_of, resident_megabytes, seconds
 
 PER_CLASS, SUPER_CENTRES, BLOCK = 5, 4096, 100_000
 
@@ -135,15 +135,10 @@ def measure(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--queries", type=int, default=10_000)
+    sizes: dict[str, Any] = {"rows": 10_000_000, "dim": 64, "queries": 10_000, "threads": torch.get_num_threads()}
+    indexes = ["IVF4096,Flat", "OPQ32,IVF4096,PQ32"]
+    parser = parser_of(__doc__, **sizes, indexes=indexes, nprobe=[1, 8, 32, 128], max_memory="1GiB")
     parser.add_argument("--folder", type=Path, help="where rows and indexes are kept; default: a temporary folder")
-    parser.add_argument("--indexes", nargs="*", default=["IVF4096,Flat", "OPQ32,IVF4096,PQ32"])
-    parser.add_argument("--nprobe", type=int, nargs="*", default=[1, 8, 32, 128])
-    parser.add_argument("--max-memory", default="1GiB")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import alone, forget_peak, resident_megabytes, seconds
+from measuring import alone, forget_peak, parser_of, resident_megabytes, seconds
 from pytorch_metric_learning import losses as pml
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -191,17 +191,11 @@ def multiple(result: Result) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, nargs="+", default=[224, 896, 4096])
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--per-class", type=int, default=4)
-    parser.add_argument("--references", type=int, default=0, help="rank so many other rows")
-    parser.add_argument("--samples", type=int, default=100_000, help="of the data set, for state per sample")
+    sizes: dict[str, Any] = {"batch": [224, 896, 4096], "dim": 512, "per_class": 4, "references": 0, "rounds": 30}
+    limits: dict[str, Any] = {"limit": 8.0, "threads": torch.get_num_threads()}
+    parser = parser_of(__doc__, **sizes, samples=100_000, **limits)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--images", type=int, default=IMAGES, choices=(0, IMAGES), help="0: no ResNet-50 step")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--limit", type=float, default=8.0, help="gigabytes that a line may take")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write what was measured there")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import alone, forget_peak, resident_megabytes
+from measuring import alone, forget_peak, parser_of, resident_megabytes
 
 import aurank
 from aurank.commands.report import Measurement, evaluation_page
@@ -69,11 +69,7 @@ def measure(step: str, rows: int, dim: int, per_class: int, neighbours: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=60_502)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--per-class", type=int, default=5)
-    parser.add_argument("--neighbours", type=int, default=10)
+    parser = parser_of(__doc__, rows=60_502, dim=512, per_class=5, neighbours=10)
     parser.add_argument("--one", choices=STEPS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     sizes = [given.rows, given.dim, given.per_class, given.neighbours]

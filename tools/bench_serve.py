@@ -9,7 +9,6 @@ many searches of each client, or seconds. Processor time is that of the server's
 PSS: what processes share counts once.
 """
 
-import argparse
 import http.client
 import itertools
 import json
@@ -23,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from measuring import parser_of
 
 from aurank.commands import ImageIndex
 
@@ -138,13 +138,8 @@ class Server:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, clients=10, searches=50, seconds=60.0, workers=[1], trees=[Path()])
     parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--searches", type=int, default=50, help="of each client")
-    parser.add_argument("--seconds", type=float, default=60, help="after which no client begins another search")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1])
-    parser.add_argument("--trees", type=Path, nargs="+", default=[Path()], metavar="TREE", help="of aurank's source")
     options = parser.parse_args()
     index = ImageIndex.open(options.folder, device="cpu")
     servers: list[Server] = []

@@ -8,16 +8,14 @@ of all rows. "own" is the peak of memory that is the process's alone (RssAnon), 
 pages of the mapped files, which the system takes back when it needs them, are not in it, but in "resident" (VmHWM).
 """
 
-import argparse
 import multiprocessing
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from measuring import resident_megabytes
+from measuring import parser_of, resident_megabytes, timed
 
 from aurank.data.shards import ShardWriter
 
@@ -83,9 +81,7 @@ def measured(name: str, folder: Path) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    start = time.perf_counter()
-    said = STEPS[name](folder)
-    seconds = time.perf_counter() - start
+    (seconds, _), said = timed(STEPS[name], folder)
     ended.set()
     watcher.join()
     own, resident = max(0.0, peak - before), resident_megabytes("VmHWM")
@@ -93,10 +89,8 @@ def measured(name: str, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, rows=1_000_000, dim=64, parts=4, queries=10_000)
     parser.add_argument("--folder", type=Path, required=True)
-    for name, usual in (("rows", 1_000_000), ("dim", 64), ("parts", 4), ("queries", 10_000)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
     given = parser.parse_args()
     if not (given.folder / "index.parquet").exists():
         write(given.folder, given.rows, given.dim, given.parts, given.queries)

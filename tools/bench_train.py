@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import parser_of, timed
 
 from aurank.data import Batch, view_keys
 from aurank.sizes import keep_memory
@@ -37,30 +38,21 @@ def clock() -> Clock:
     return time.perf_counter(), time.process_time()
 
 
-def since(start: Clock) -> Clock:
-    wall, cpu = clock()
-    return wall - start[0], cpu - start[1]
-
-
 class Bare:
     def __init__(self, trainer: Trainer, batches: list[Batch]) -> None:
         self.trainer, self.batches = trainer, itertools.cycle(batches)
         self.optimiser = trainer.optimiser
 
-    def step(self) -> None:
-        batch, trainer = next(self.batches), self.trainer
-        loss = trainer.loss(trainer.model(batch.image), batch.label, trainer.miner, ids=batch.id)
-        loss.backward()
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+    def steps(self, count: int) -> None:
+        trainer = self.trainer
+        for batch in itertools.islice(self.batches, count):
+            trainer.loss(trainer.model(batch.image), batch.label, trainer.miner, ids=batch.id).backward()
+            self.optimiser.step()
+            self.optimiser.zero_grad()
 
     def turn(self, steps: int) -> Clock:
-        for _ in range(WARM):
-            self.step()
-        start = clock()
-        for _ in range(steps):
-            self.step()
-        return since(start)
+        self.steps(WARM)
+        return timed(self.steps, steps)[0]
 
 
 class Enough(Exception):
@@ -81,7 +73,7 @@ class Turns:
         if self.done == WARM:
             self.start = clock()
         elif self.done == WARM + self.steps:
-            spent = since(self.start)
+            spent = tuple(now - then for now, then in zip(clock(), self.start, strict=True))
             self.found.append((spent, self.bare.turn(self.steps)))
             self.done = 0
             if len(self.found) == self.turns:
@@ -128,12 +120,9 @@ def tell(name: str, found: list[tuple[Clock, Clock]], steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, steps=20, turns=7, threads=1, workers=[1, 0])
     parser.add_argument("config", nargs="?", default="omniglot/soprc")
     parser.add_argument("override", nargs="*")
-    for option, value in {"steps": 20, "turns": 7, "threads": 1}.items():
-        parser.add_argument(f"--{option}", type=int, default=value)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 0])
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     about = " ".join((given.config, *given.override))

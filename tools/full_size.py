@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 CONFIGS = {"sop": "sop/soprc", "inaturalist2018": "inaturalist/soprc", "vehicleid": "vehicleid/soprc"}
@@ -29,16 +28,9 @@ SMALL = (
 AURANK = (sys.executable, "-m", "aurank")
 
 
-@dataclass(frozen=True)
-class Cost:
-    wall: float
-    cpu: float
-    peak: float
-
-
 def run(
     command: list[str], log: Path, *, watch: Callable[[], bool] | None = None, accept: tuple[int, ...] = (0,)
-) -> Cost:
+) -> tuple[float, float, float]:
     start = time.perf_counter()
     with log.open("wb") as written:
         process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT)
@@ -53,7 +45,7 @@ def run(
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in accept:
         sys.exit(f"{' '.join(command)}\nended with {process.returncode}:\n{log.read_text()[-3000:]}")
-    return Cost(time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+    return time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
 class Steps:
@@ -102,9 +94,9 @@ def main() -> None:
         steps = Steps(args.out / "run" / "metrics.jsonl", enough=8) if step == "train, killed" else None
         watch = steps.reached if steps else None
         # The doctor's exit code tells what it found, of which the tree has some.
-        cost = run(command, log, watch=watch, accept=(0, 1, 2) if step == "doctor" else (0,))
+        wall, cpu, peak = run(command, log, watch=watch, accept=(0, 1, 2) if step == "doctor" else (0,))
         noted = f" (first step ended after {steps.first:.1f})" if steps else ""
-        print(f"| {step} | {cost.wall:.1f}{noted} | {cost.cpu:.1f} | {cost.peak:.0f} |", flush=True)
+        print(f"| {step} | {wall:.1f}{noted} | {cpu:.1f} | {peak:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Of each kind the table counts how cases ended:
     wrong       another result than of whole files, without a word
 """
 
-import argparse
 import contextlib
 import io
 import multiprocessing
@@ -35,7 +34,7 @@ from typing import Any
 
 from fuzzing.damage import damage_file
 from fuzzing.kinds import KINDS, Command, seal
-from measuring import resident_megabytes
+from measuring import parser_of, resident_megabytes
 
 OUTCOMES = ("fine", "one line", "traceback", "hang", "wrong")
 SECONDS = 5.0
@@ -209,9 +208,7 @@ def fuzz(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = parser_of(__doc__, seconds=60.0, seed=0)
     parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--case", type=int, help="run this one case, in this process")
     arguments = parser.parse_args()

@@ -9,7 +9,6 @@ then need `data.params.complete=false`. No quality is measured on it. `million` 
 10,000 classes in 100 tar archives, as webdataset has them.
 """
 
-import argparse
 import io
 import shutil
 import tarfile
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from measuring import parser_of
 
 from aurank.data import BENCHMARKS
 from aurank.data.readers.published import Benchmark
@@ -32,20 +32,8 @@ KINGDOM_NAMES = (
 )
 SPECIES = (2917, 2031, 1258, 369, 321, 284, 262, 234, 178, 144, 114, 25, 4, 1)
 KINGDOMS = dict(zip(KINGDOM_NAMES.split(), SPECIES, strict=True))
-PRODUCTS = [
-    "bicycle",
-    "cabinet",
-    "chair",
-    "coffee_maker",
-    "fan",
-    "kettle",
-    "lamp",
-    "mug",
-    "sofa",
-    "stapler",
-    "table",
-    "toaster",
-]
+PRODUCT_NAMES = "bicycle cabinet chair coffee_maker fan kettle lamp mug sofa stapler table toaster"
+PRODUCTS = PRODUCT_NAMES.split()
 
 
 @dataclass(frozen=True)
@@ -147,11 +135,8 @@ def vehicleid(about: Benchmark, share: float, chance: CHANCE) -> Tree:
     return Tree("VehicleID_V1.0", images, texts)
 
 
-TREES: dict[str, Callable[[Benchmark, float, CHANCE], Tree]] = {
-    "sop": sop,
-    "inaturalist2018": inaturalist2018,
-    "vehicleid": vehicleid,
-}
+Make = Callable[[Benchmark, float, CHANCE], Tree]
+TREES: dict[str, Make] = {"sop": sop, "inaturalist2018": inaturalist2018, "vehicleid": vehicleid}
 
 
 def pictures(tree: Tree, pixels: int, chance: CHANCE) -> Iterator[tuple[str, bytes]]:
@@ -204,12 +189,9 @@ def million(root: Path, share: float, pixels: int, chance: CHANCE) -> tuple[Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, pixels=32, share=1.0, seed=0)
     parser.add_argument("benchmark", choices=[*TREES, "million"])
     parser.add_argument("--root", type=Path, required=True, help="where the tree is written, as $AURANK_DATA holds it")
-    parser.add_argument("--pixels", type=int, default=32)
-    parser.add_argument("--share", type=float, default=1.0, help="of the classes")
-    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if not 0 < given.share <= 1:
         parser.error(f"--share must be above 0 and at most 1, got {given.share:g}")

@@ -11,6 +11,19 @@ from pathlib import Path
 from typing import Any
 
 
+def parser_of(usage: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """Return a parser with an option for each default: a value of its type, or several of a list's; False is a flag."""
+    parser = argparse.ArgumentParser(description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        several, option = isinstance(default, list), f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(option, action="store_true")
+        else:
+            kind = type(default[0] if several else default)
+            parser.add_argument(option, type=kind, nargs="*" if several else None, default=default)
+    return parser
+
+
 def resident_megabytes(field: str) -> float:
     """VmRSS (now), VmHWM (most so far) or VmData (not only resident) of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -27,9 +40,14 @@ def forget_peak() -> None:
 
 def seconds(step: Callable[[], object]) -> float:
     """How long one call takes."""
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
+    return timed(step)[0][0]
+
+
+def timed(step: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[tuple[float, float], Any]:
+    """Return the seconds of one call by the clock and of this process's processor time, and its result."""
+    wall, processor = time.perf_counter(), time.process_time()
+    result = step(*arguments, **options)
+    return (time.perf_counter() - wall, time.process_time() - processor), result
 
 
 def alone(one: str, given: argparse.Namespace, **changed: object) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def require_search(index: str) -> None:
 
 _CHECKS: dict[str, Callable[[Any], None]] = {
     **dict.fromkeys(("labels", "fit_on", "negatives", "embeddings", "ranges", "file", "images"), require_exists),
-    "reports": lambda reports: require_exists(*reports),
+    **dict.fromkeys(("reports", "with_photos", "without"), lambda files: require_exists(*files)),
     "index": require_search,
     "html": lambda page: require_writable(page, suffix=".html", option="--html"),
     "trace": lambda trace: require_writable(trace, suffix=".json", option="--trace"),

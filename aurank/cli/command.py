@@ -33,7 +33,7 @@ _TYPES = {
     "NonNegativeInt": click.IntRange(min=0),
 }
 _OPTIONS = ("model", "out", "to", "k")  # also where Python takes them by position
-_WITH_COMMAS = ("metrics", "precisions")  # one value with commas; any other list is given by repetition
+_WITH_COMMAS = ("metrics", "precisions", "weights")  # one value with commas; any other list is given by repetition
 _HIDDEN = ("usual", "command", "memory_map")  # fields that Python alone sets
 _NO_CACHE = Parameter("no_cache", "bool", False, False, False, "Read no embeddings from the cache, and keep none.")
 

@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from aurank.cli.checks import check_overrides, require_search
-from aurank.cli.command import Call, print_result, typed_command
+from aurank.cli.command import Call, typed_command
 from aurank.cli.drawing import (
     bar,
     console,
@@ -28,11 +28,11 @@ from aurank.cli.drawing import (
 from aurank.errors import UserError
 from aurank.files import require_absent, require_writable, write_text
 from aurank.lazy import require_libraries
+from aurank.names import require_choice
 from aurank.sizes import seconds
 
 if TYPE_CHECKING:
     from aurank.commands import PhotoHits
-    from aurank.serving import Served
 
 
 def train(call: Call, *, out: Path | None = None, dry_run: bool = False) -> None:
@@ -145,7 +145,7 @@ def export(call: Call) -> None:
 
     require_export(call["to"], call["out"], int8=call["int8"], overwrite=call["overwrite"])
     require_checkpoint(resolve_checkpoint(call["checkpoint"].removeprefix("aurank:")))
-    print_result(call)
+    console.say(*call(), f"written to {call['out']}")
 
 
 def config(_: Call, configuration: str, overrides: Sequence[str] = ()) -> None:
@@ -170,8 +170,7 @@ def cp(_: Call, name: str, target: Path) -> None:
     from aurank.config import shipped_configs
 
     shipped = shipped_configs()
-    if name not in shipped:
-        raise UserError(f"no shipped configuration {name!r}; expected one of {', '.join(shipped)}")
+    require_choice("the configuration", name, shipped)
     target = target / f"{Path(name).name}.yaml" if target.is_dir() else target
     require_absent(target)
     text = shipped[name].read_text(encoding="utf-8")
@@ -241,11 +240,10 @@ def data_check(call: Call, *, root: Path | None = None) -> None:
 
 def data_get(call: Call, *, to: Path | None = None) -> None:
     from aurank.data.download import PUBLIC_SETS
-    from aurank.data.readers.published import find_set
     from aurank.embedding.image_selection import data_folder
 
-    about = find_set(call["name"], PUBLIC_SETS)
-    if about.addresses:
+    about = PUBLIC_SETS.get(call["name"])
+    if about is not None and about.addresses:
         stderr_console.say(f"{about.title}, from {about.origin}; terms: {about.terms}")
     with bar("fetching") as (_, show):
         draw = partial(show, "fetching")
@@ -264,10 +262,10 @@ def evaluate(call: Call) -> None:
     require_free(out)
     if not call["overwrite"]:
         require_same_command(out, typed_command())
-    if (report := call()) is None:
-        return
-    console.say(report)
-    console.say(f"written to {out / REPORT}" + (f", to look at: {out / PAGE}" if call["report"] else ""))
+    report = call()
+    if call.group is None or call.group.rank == 0:
+        console.say(report)
+        console.say(f"written to {out / REPORT}" + (f", to look at: {out / PAGE}" if call["report"] else ""))
 
 
 def embed(call: Call) -> None:
@@ -329,11 +327,11 @@ def index_remove(call: Call) -> None:
     console.say(call(paths=_with_stdin(call.get("paths", ()))))
 
 
-def search(call: Call, *, html: Path | None = None, as_json: bool = False) -> None:
+def search(call: Call, *, html: Path | None = None, explain: bool = False, as_json: bool = False) -> None:
     from aurank.commands import ImageIndex, RunOptions
     from aurank.commands.galleries.search import results_json, results_page
 
-    options, k, paths = call["index"], call["k"], _with_stdin(call["photos"])
+    options, k, paths = call["index"], call["k"], _with_stdin(call.get("photos", ()))
     device = RunOptions(device=options.get("device")).torch_device
     index = ImageIndex.open(**{**options, "device": str(device)})
     with draw_stages("loading the model") as draw:
@@ -341,7 +339,7 @@ def search(call: Call, *, html: Path | None = None, as_json: bool = False) -> No
     if html is not None:
         facts = [("images of a list", str(k)), *(("class", name) for name in call.get("classes", ()))]
         facts += [("least score", str(call["threshold"]))] if "threshold" in call else []
-        write_text(html, results_page(index, results, facts))
+        write_text(html, results_page(index, results, facts, explained=explain))
         stderr_console.say(f"written to {html}")
     if as_json:
         click.echo(results_json(index, results))
@@ -355,11 +353,11 @@ def search(call: Call, *, html: Path | None = None, as_json: bool = False) -> No
 
 
 def serve(call: Call) -> None:
-    def started(served: "Served") -> None:
-        console.say(f"{served.images:,} images at {served.address} (Ctrl+C ends)")
+    def started(address: str, images: int, is_local: bool) -> None:
+        console.say(f"{images:,} images at {address} (Ctrl+C ends)")
         if "token" in call:
             stderr_console.say("Browsers ask for a name and a password: any name, and the token.")
-        elif not served.is_local:
+        elif not is_local:
             stderr_console.say("Whoever reaches this machine can search and see the images: there is no password.")
 
     call(started=started)

@@ -81,8 +81,8 @@ def examine_rows(
         findings.append(finding_of("collapsed", [text] * has_collapsed(rank, cosine, dim)))
         findings.append(finding_of("silent", [f"dimension {index}, from 0" for index in silent.tolist()]))
         hubs = crowded(near, searched)
-        words = [f": in {count:,} lists, usual {hubs.expected:.0f}" for count in hubs.lists.tolist()]
-        findings.append(of("hubs", hubs.row, words))
+        words = [f": in {count:,} lists, usual {hubs['expected']:.0f}" for count in hubs["lists"].tolist()]
+        findings.append(of("hubs", hubs["row"], words))
     with_label = sound[labelled[sound]] if not embedded.multi_label else sound[:0]  # a prediction is of one label
     if len(with_label) > 1:
         doubtful, predicted, _ = doubtful_labels(embeddings[with_label], embedded.labels[with_label])

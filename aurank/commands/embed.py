@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import PositiveInt
@@ -76,28 +75,25 @@ def embed_to_folder(
                 embedded.save(out)
             return embedded if group.rank == 0 else None
         prepared = prepare_model(model, images or ImageSelection(), run)
-        dataset = prepared.dataset
-        module, total = prepared.model.module.to(run.torch_device), len(dataset)
-        cache = run.open_cache(model, module, prepared.model.description, dataset)
+        manifest, total = prepared.dataset.manifest, len(prepared.dataset)
+        how, sizes = prepared.embedding(prepared.dataset), prepared.sizes
         writer = ShardWriter(out) if group.rank == 0 else None
-        how: dict[str, Any] = {"device": run.torch_device, "bf16": run.bf16, "cache": cache, "group": group}
-        sizes = prepared.sizes
         if sizes["batch"] is None:
-            sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), **how)
+            sizes["batch"] = choose_pace(chosen=np.ones(total, np.bool_), **how)
         run.tell(*prepared.remarks)
         embedded_rows = []
         for start in range(0, total, shard_rows):
             chosen = np.zeros(total, dtype=np.bool_)
             chosen[start : start + shard_rows] = True
             progress = run.stage(f"embedding, part {start // shard_rows + 1} of {-(-total // shard_rows)}")
-            rows, embeddings = embed_rows(module, dataset, chosen, progress=progress, **how, **sizes)
+            rows, embeddings = embed_rows(chosen=chosen, progress=progress, **how, **sizes)
             embedded_rows.append(rows)
             if writer is not None:
                 writer.write(embeddings)
             group.barrier()
         if writer is None:
             return None
-        rows, manifest = np.concatenate(embedded_rows), dataset.manifest
+        rows = np.concatenate(embedded_rows)
         if not len(rows):
             raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
         columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))

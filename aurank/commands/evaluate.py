@@ -30,12 +30,13 @@ from aurank.evaluation.compare import compare
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.evaluate import EvaluateOptions
 from aurank.evaluation.index.neighbours import check_index
-from aurank.evaluation.inputs import byte_count, require_one_of
+from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
 from aurank.files import write_text
+from aurank.names import require_choice
 from aurank.reporting.doctor_page import doctor_page
 from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results
 
@@ -47,41 +48,7 @@ def evaluate_model(
     model: str,
     images: ImageSelection | None = None,
     *,
-    labels: Path | None = None,
-    postprocess: str | None = None,
-    fit_on: Path | None = None,
-    running: RunOptions | None = None,
-    **options: Unpack[EvaluateOptions],
-) -> Report:
-    """Return the exact report of a model, or of saved embeddings, on the images chosen.
-
-    Args:
-        model: aurank:DIR/best, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false], open_clip:NAME, transformers:NAME,
-            onnx:FILE, python:MODULE:FUNCTION, or embeddings:FILE (.npz, or .npy with `labels`).
-        images: with ``embeddings:FILE`` at most a protocol, whose data must be what was embedded, or a split; of
-            several it is the test split.
-        labels: labels (.npy) of an .npy of embeddings.
-        postprocess: steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.
-        fit_on: embeddings (.npz) to fit the steps on; default: the split train.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     np.savez(f"{folder}/rows.npz", embeddings=np.eye(2)[[0, 0, 1, 1]], labels=[5, 5, 6, 6])
-        ...     evaluate_model(f"embeddings:{folder}/rows.npz").mauprc
-        1.0
-    """
-    running = running or RunOptions()
-    steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
-    return _evaluate(model, images or ImageSelection(), labels, steps, running, {**options})[0]
-
-
-def evaluate_to_folder(
-    model: str,
-    images: ImageSelection | None = None,
-    *,
-    out: Path,
+    out: Path | None = None,
     labels: Path | None = None,
     postprocess: str | None = None,
     fit_on: Path | None = None,
@@ -97,14 +64,18 @@ def evaluate_to_folder(
     overwrite: bool = False,
     running: RunOptions | None = None,
     **options: Unpack[EvaluateOptions],
-) -> Report | None:
-    """Write the report of a model, and a page of it, into a folder, and return it.
-
-    Of several processes the first writes and returns the report; the others return None.
+) -> Report:
+    """Return the exact report of a model, or of saved embeddings, on the images chosen.
 
     Args:
-        model, images, labels, postprocess, fit_on, running, options: as for `evaluate_model`.
+        model: aurank:DIR/best, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false], open_clip:NAME, transformers:NAME,
+            onnx:FILE, python:MODULE:FUNCTION, or embeddings:FILE (.npz, or .npy with `labels`).
+        images: with ``embeddings:FILE`` at most a protocol, whose data must be what was embedded, or a split; of
+            several it is the test split.
         out: folder for report.html, report.json, per_query.parquet and per_class.csv.
+        labels: labels (.npy) of an .npy of embeddings.
+        postprocess: steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.
+        fit_on: embeddings (.npz) to fit the steps on; default: the split train.
         dims: measure the first numbers of embeddings too, such as 64,128.
         precisions: measure coarser numbers too: int8, binary, with commas.
         rescore: score the best so many of those again in float32, such as 100.
@@ -118,69 +89,56 @@ def evaluate_to_folder(
 
     Example:
         >>> import tempfile
+        >>> import numpy as np
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     np.savez(f"{folder}/rows.npz", embeddings=np.eye(2)[[0, 0, 1, 1]], labels=[5, 5, 6, 6])
-        ...     _ = evaluate_to_folder(f"embeddings:{folder}/rows.npz", out=Path(folder, "out"), report=False)
+        ...     evaluate_model(f"embeddings:{folder}/rows.npz", out=Path(folder, "out"), report=False).mauprc
         ...     sorted(path.name for path in Path(folder, "out").iterdir())
+        1.0
         ['per_class.csv', 'per_query.parquet', 'report.json']
     """
     images, running = images or ImageSelection(), running or RunOptions()
-    options.setdefault("neighbours", NEIGHBOURS if report else 0)
-    if resamples := (RESAMPLES if report else 0) if intervals is None else intervals:
+    has_page = report and out is not None
+    options.setdefault("neighbours", NEIGHBOURS if has_page else 0)
+    if resamples := (RESAMPLES if has_page else 0) if intervals is None else intervals:
         options["resampling"] = Resampling(resamples, seed)
     if dims or precisions:
         options["codes"] = Codes(dims=tuple(dims), precisions=tuple(precisions) or ("float32",), rescore=rescore)
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
-    old = gallery_embeddings, map_file
-    result, measured, steps = _evaluate(model, images, labels, steps, running, {**options}, old)
-    if running.group.rank > 0:
-        return None
-    result = result.made_by(running.command)
-    write_results(result, out, overwrite=overwrite)
-    if steps is not None:
-        steps.save(out / STEPS)
-    if report:
-        write_text(out / PAGE, evaluation_page(result, measured, classes=show_class))
-    return result
-
-
-def _evaluate(
-    model: str,
-    images: ImageSelection,
-    labels: Path | None,
-    steps: PostProcessing | None,
-    running: RunOptions,
-    options: dict[str, Any],
-    old: tuple[Path | None, Path | None] = (None, None),
-) -> tuple[Report, Measurement, PostProcessing | None]:
     protocol = images.find_protocol()
-    if (gallery := old[0]) is not None:
-        mapped_rows(gallery, old[1], [])  # a damaged one is refused before any image is embedded
-    measured, settings = _measure(model, images, labels, steps, running, options)
+    if gallery_embeddings is not None:
+        mapped_rows(gallery_embeddings, map_file, [])  # a damaged one is refused before any image is embedded
+    measured, settings = _measure(model, images, labels, steps, running, {**options})
     settings.setdefault("progress", running.stage("ranking"))
     embedded, beside = measured.embedded, dict[str, Embedded]()
-    if gallery is not None:
+    if gallery_embeddings is not None:
         names = embedded.paths.tolist() if any(embedded.paths) else [f"row {row}" for row in embedded.ids.tolist()]
-        plain, mapped, fitted = mapped_rows(gallery, old[1], names)
+        plain, mapped, fitted = mapped_rows(gallery_embeddings, map_file, names)
         beside = {"new on new": embedded, "old on old": replace(embedded, embeddings=plain)}
         embedded = replace(embedded, gallery_embeddings=mapped)
-        too_good = f"{old[1]} was fitted on {fitted:,} of these {len(names):,} images, so the figures are too good"
+        too_good = f"{map_file} was fitted on {fitted:,} of these {len(names):,} images, so the figures are too good"
         remedy = [f"{too_good}: fit it on others, such as those of a split train"] * (fitted > 0)
         measured = replace(measured, embedded=embedded, notes=[*measured.notes, *remedy])
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
-    report = noted(evaluate_together(measure, running.group, **settings), *measured.notes)
+    result = noted(evaluate_together(measure, running.group, **settings), *measured.notes)
     for name, other in beside.items():
-        report_beside = evaluate_together(other.evaluate, running.group, **{**settings, "neighbours": 0})
-        change = compare(report_beside, report)
+        change = compare(evaluate_together(other.evaluate, running.group, **{**settings, "neighbours": 0}), result)
         text = "{:.4f}, this {:+.4f} [{:+.4f}, {:+.4f}]".format(change.a, change.difference, *change.interval)
-        report = noted(report, f"{name}: mAUPRC {text} on {gallery}; {change.how}")
+        result = noted(result, f"{name}: mAUPRC {text} on {gallery_embeddings}; {change.how}")
     if "postprocess" not in settings and running.group.rank == 0:
-        report = replace(report, group_pairs=embedded.group_pairs(settings))
+        result = replace(result, group_pairs=embedded.group_pairs(settings))
     if (steps := settings.get("postprocess")) is not None:
         running.finished("postprocessing", steps)
     running.finished("measured", measured)
-    running.finished("report", report)
-    return report, measured, steps
+    running.finished("report", result)
+    if out is not None and running.group.rank == 0:
+        result = result.made_by(running.command)
+        write_results(result, out, overwrite=overwrite)
+        if steps is not None:
+            steps.save(out / STEPS)
+        if report:
+            write_text(out / PAGE, evaluation_page(result, measured, classes=show_class))
+    return result
 
 
 def calibrate_model(
@@ -280,7 +238,7 @@ def mine_model(
         (['row 2', 'row 2', 'row 0', 'row 0'], [0.143, 0.143, 0.143, 0.143])
     """
     images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
-    require_one_of(DISTANCES, distance=distance)
+    require_choice("distance", distance, DISTANCES)
     source, prepared = split_name(model)[1], None
     if model.startswith("embeddings:"):
         embedded, notes = saved_embeddings(model, source, labels, images)
@@ -358,7 +316,7 @@ def _measure(
     embedded, notes = prepared.embed()
     measured = None if isinstance(manifest.source, EmbeddingSource) else manifest
     notes = [notes[0], *prepared.remarks, *prepared.overlap, *notes[1:]]
-    return Measurement(model, embedded, measured, notes), options
+    return Measurement(model, embedded, measured, notes, prepared.model), options
 
 
 def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSelection) -> tuple[Embedded, list[str]]:
@@ -367,8 +325,6 @@ def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSe
     options = [option for option in images.given if option not in (_KEEP, split_option)]
     if options and protocol is None:
         raise UserError(f"{options[0]} has no use with --model {model}: saved embeddings bring their own labels")
-    if labels is not None and is_collection(path):
-        raise UserError(f"--labels {labels} has no use with {path}, which brings its own classes")
     embedded = read_collection(path) if is_collection(path) else Embedded.load(Path(path), labels)
     several = embedded.splits is not None and len(set(embedded.splits.tolist())) > 1
     if images.split is not None and embedded.splits is None:

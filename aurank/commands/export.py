@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
-from aurank.config.schema import NO_BACKBONE
 from aurank.data import Pipeline
 from aurank.embedding.build import open_prepared
 from aurank.embedding.embedded import Embedded
@@ -26,7 +25,7 @@ from aurank.errors import AurankError, UserError, first_line
 from aurank.evaluation.postprocessing.steps import unit
 from aurank.exporting.card import COLOURS, write_card
 from aurank.exporting.folder import CARD, INT8, MODELS, RESULT, require_export
-from aurank.exporting.formats import TrainedEncoder, quantise, write_graph
+from aurank.exporting.formats import quantise, write_graph
 from aurank.exporting.timm_folder import load_folder, pillow_interpolation, write_folder
 from aurank.files import replacing_folder, write_text
 from aurank.models import Encoder
@@ -40,12 +39,16 @@ _CALIBRATION, _BATCH = 256, 32  # training images that ranges are taken from, an
 
 
 @dataclass(frozen=True)
-class Check:
+class ExportCheck:
     """How an exported file compares with its checkpoint, on the same images.
 
     Attributes:
         max_difference: of any number of any embedding at unit length.
         before, after: mAUPRC of the checkpoint and of the file; None where the images have no labels to compare.
+
+    Example:
+        >>> print(ExportCheck("model.onnx", images=10, max_difference=2e-7, before=0.75, after=0.75))
+        model.onnx: max difference 2.0e-07 over 10 images; mauprc 0.7500 before, 0.7500 after
     """
 
     file: str
@@ -65,32 +68,6 @@ class Check:
         return text if self.before is None else f"{text}; mauprc {self.before:.4f} before, {self.after:.4f} after"
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What an export left behind.
-
-    Attributes:
-        files: bytes by name, the card included.
-        checks: of the model's own file, and of the 8-bit graph, which is meant to differ.
-        notes: what cannot be seen from the numbers.
-
-    Example:
-        >>> check = Check("model.onnx", images=10, max_difference=2e-7, before=0.75, after=0.75)
-        >>> print(Exported(Path("exported"), {"model.onnx": 1234}, [check]))
-        model.onnx: max difference 2.0e-07 over 10 images; mauprc 0.7500 before, 0.7500 after
-        model.onnx 1,234 bytes
-    """
-
-    out: Path
-    files: dict[str, int]
-    checks: list[Check]
-    notes: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        sizes = ", ".join(f"{name} {size:,} bytes" for name, size in self.files.items())
-        return "\n".join([*map(str, self.checks), *self.notes, sizes])
-
-
 def export_model(
     checkpoint: str,
     to: str,
@@ -101,10 +78,11 @@ def export_model(
     licence: str | None = None,
     overwrite: bool = False,
     running: RunOptions | None = None,
-) -> Exported:
+) -> list[ExportCheck]:
     """Write a trained model as a folder that others use; check it against the checkpoint on real images.
 
-    It is there whole or not at all; an export that differs from the checkpoint is refused.
+    It is there whole or not at all; an export that differs from the checkpoint is refused. Returned are the checks of
+    the model's own file, and of the 8-bit graph, which is meant to differ.
 
     Args:
         checkpoint: DIR/best of a run, such as runs/mine/best; of two towers that of the images.
@@ -125,9 +103,9 @@ def export_model(
         ... }
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = aurank.train(config, f"{folder}/run")
-        ...     exported = export_model(f"{folder}/run/best", "hf", f"{folder}/exported")
-        >>> exported.checks[0].is_same, sorted(exported.files)
-        (True, ['README.md', 'config.json', 'export.json', 'model.safetensors', 'preprocessing.json'])
+        ...     (check,) = export_model(f"{folder}/run/best", "hf", f"{folder}/exported")
+        >>> check.is_same, check.file
+        (True, 'model.safetensors')
     """
     out, running = Path(out), running or RunOptions()
     require_export(to, out, int8=int8, overwrite=overwrite)
@@ -141,16 +119,14 @@ def export_model(
         raise UserError(f"{checkpoint}: {reason}; name images to check the export with, --data READER:PATH")
     trained = read_trained(state["config"])
     prepared = prepare_model(f"aurank:{checkpoint}", images, running)
-    model, manifest = prepared.model, prepared.dataset.manifest
-    encoder, pipeline = model.module.eval(), model.transform
-    assert isinstance(encoder, Encoder)
+    model, manifest, pipeline = prepared.model, prepared.dataset.manifest, prepared.model.transform
+    assert isinstance(model.module.eval(), Encoder)
     assert isinstance(pipeline, Pipeline)
     _require_expressible(to, model.config)
     require_distinct(manifest, prepared.data)
     pixels = _calibration(prepared, pipeline, trained) if int8 else []
-    method = pillow_interpolation(pipeline)
     with replacing_folder(out) as folder:
-        files = _write(to, folder, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
+        files = _write(to, folder, model, pixels)
         before, checks, metrics = _compare(prepared, files)
         if not checks[0].is_same:
             raise AurankError(
@@ -171,11 +147,11 @@ def export_model(
             "target": to,
             "file": MODELS[to],
             "width": before.embeddings.shape[1],
-            "method": method,
+            "method": pillow_interpolation(pipeline),
             "data": manifest.name,
             "split": images.split or "test",
             "measured": f"{len(before.ids):,} images of {manifest.name}, manifest {manifest.sha256[:16]}",
-            "files": _sizes(folder),
+            "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
             "metrics": metrics,
             "checks": [*map(str, checks), *notes],
             "versions": {name: version(name) for name in libraries},
@@ -185,8 +161,8 @@ def export_model(
         content = {"format": 1, "to": to, "files": card["files"], "metrics": metrics}
         content |= {"checks": [dataclasses.asdict(check) for check in checks], "versions": card["versions"]}
         write_text(folder / RESULT, json.dumps(content, indent=1) + "\n")
-        sizes = _sizes(folder)
-    return Exported(out, sizes, checks, notes)
+    running.tell(*notes)
+    return checks
 
 
 def _require_expressible(to: str, config: Config) -> None:
@@ -208,15 +184,16 @@ def _require_expressible(to: str, config: Config) -> None:
         raise UserError(f"--to {to}: {reason}; {remedy}")
 
 
-def _write(to: str, folder: Path, source: TrainedEncoder, pixels: Sequence[np.ndarray]) -> dict[str, ImageModel]:
-    source.encoder.cpu()
-    file = MODELS[to]
-    problem, remedy = f"--to {to}: {source.config.backbone} cannot be exported", "save it with aurank.load(…).save(…)"
+def _write(to: str, folder: Path, model: ImageModel, pixels: Sequence[np.ndarray]) -> dict[str, ImageModel]:
+    encoder: Any = model.module.cpu()
+    pipeline: Any = model.transform
+    file, config = MODELS[to], model.config.model
+    problem, remedy = f"--to {to}: {config.backbone} cannot be exported", "save it with aurank.load(…).save(…)"
     try:
         if to == "hf":
-            write_folder(source, folder / file)
-            return {file: load_folder(folder, source.pipeline)}
-        write_graph(source, folder / file)
+            write_folder(encoder, config, pipeline, folder / file)
+            return {file: load_folder(folder, pipeline)}
+        write_graph(encoder, pipeline, folder / file)
         if pixels:
             problem, remedy = "--int8: onnxruntime cannot quantise this graph", "leave out --int8"
             quantise(folder / file, folder / INT8, pixels)
@@ -230,7 +207,7 @@ def _write(to: str, folder: Path, source: TrainedEncoder, pixels: Sequence[np.nd
 
 def _compare(
     prepared: PreparedModel, written: Mapping[str, ImageModel]
-) -> tuple[Embedded, list[Check], dict[str, float]]:
+) -> tuple[Embedded, list[ExportCheck], dict[str, float]]:
     data, manifest = prepared.data, prepared.dataset.manifest
     how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels, "prepared": open_prepared(data)}
     options: dict[str, Any] = {}
@@ -243,36 +220,26 @@ def _compare(
     before, notes = prepared.embed()
     prepared.run.tell(*notes[1:])  # it names images, which the card does not
     mauprc = measure(before).get("mauprc")
-    checks: list[Check] = []
+    checks: list[ExportCheck] = []
     metrics: dict[str, float] = {}
     for file, model in written.items():
         model.module.eval()
         after, _ = dataclasses.replace(prepared, model=model, dataset=model.dataset(manifest, **how)).embed()
-        if not np.array_equal(after.ids, before.ids):
-            raise AurankError(f"{file}: other images could be read than before; export again")
         reached = measure(after)
         metrics = metrics or reached  # of the model's own file, as the card's code uses it
         difference = float(np.abs(unit(after.embeddings) - unit(before.embeddings)).max())
-        checks.append(Check(file, len(after.ids), difference, mauprc, reached.get("mauprc")))
+        checks.append(ExportCheck(file, len(after.ids), difference, mauprc, reached.get("mauprc")))
     return before, checks, metrics
 
 
 def _calibration(prepared: PreparedModel, pipeline: Pipeline, trained: Config) -> list[np.ndarray]:
     if (training := training_images(prepared)) is None:
-        if trained.model.backbone == NO_BACKBONE:
-            name = prepared.dataset.manifest.name
-            raise UserError(f"--int8 is calibrated on training images, and {name} has none; leave out --int8")
         training = read_manifest(trained.data, seed=trained.seed).split("train")
     spread = np.linspace(0, len(training) - 1, min(_CALIBRATION, len(training)))
     rows: list[int] = np.unique(spread.round().astype(np.int64)).tolist()
     inside = dataclasses.replace(prepared.model, transform=StoredTransform(pipeline, is_inside=True))
     images = ModelImages(training, inside, on_error="skip", max_pixels=prepared.data.max_pixels)
     batches = [images.__getitems__(rows[start : start + _BATCH]).image for start in range(0, len(rows), _BATCH)]
-    pixels = [batch.numpy() for batch in batches if len(batch)]
-    if not pixels:
-        raise UserError(f"--int8: none of {len(rows)} training images could be read; leave out --int8")
+    if not (pixels := [batch.numpy() for batch in batches if len(batch)]):
+        raise UserError(f"--int8 is calibrated on training images, and {training.name} has none; leave out --int8")
     return pixels
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}

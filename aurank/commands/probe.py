@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 from pydantic import PositiveInt
 
+from aurank.commands.evaluate import saved_embeddings
 from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
-from aurank.data.checks.doctor import repeated_image
 from aurank.data.manifest import first_seen
-from aurank.embedding.embedded import Embedded
-from aurank.embedding.image_selection import ImageSelection
+from aurank.embedding.image_selection import ALL, ImageSelection
 from aurank.embedding.locations import split_name
+from aurank.embedding.select_images import require_distinct
 from aurank.errors import UserError
-from aurank.evaluation.inputs import numbered, require_one_of
+from aurank.evaluation.inputs import numbered
 from aurank.evaluation.probes import NEIGHBOURS, PROTOCOLS, ProbeResult, probe, split_labels
+from aurank.names import require_choice
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
 
@@ -57,18 +58,18 @@ def probe_model(
     """
     images, running = images or ImageSelection(), running or RunOptions()
     for name in protocols:
-        require_one_of(PROTOCOLS, protocol=name)
+        require_choice("protocol", name, PROTOCOLS)
     kind, file = split_name(model)
-    if kind == "embeddings" and images.given:
-        raise UserError(f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels")
     prepared = None if kind == "embeddings" else prepare_model(model, images, running, labels=labels)
-    rows: Any = Embedded.load(Path(file), labels) if prepared is None else prepared.dataset.manifest
+    rows: Any = None if prepared is None else prepared.dataset.manifest
+    if prepared is None:
+        rows, notes = saved_embeddings(model, file, labels, replace(images, usual=ALL))
     if rows.multi_label:
         raise UserError(
             "a probe predicts one label for each row, and rows here have several: aurank evaluate takes them"
         )
     if prepared is None:
-        arrays, notes = [rows.embeddings, numbered(rows.labels, None, name="label")[0]], [f"model {model}"]
+        arrays = [rows.embeddings, numbered(rows.labels, None, name="label")[0]]
     else:
         arrays, notes = _embed_sides(prepared)
     results = {}
@@ -96,8 +97,7 @@ def _embed_sides(prepared: PreparedModel) -> tuple[list[Any], list[str]]:
     numbers = first_seen([name for manifest in reversed(sides.values()) for name in manifest.classes])
     labels = []
     for manifest in sides.values():
-        if repeated := repeated_image(manifest):
-            raise UserError(f"{repeated}: a probe could train and test on it; list it once")
+        require_distinct(manifest, prepared.data)  # else a probe could train and test on one image
         number_of = np.array([numbers[name] for name in manifest.classes], np.int64)
         labels.append(number_of[manifest.labels])
     split_labels(*labels)  # refused before the images are embedded

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from aurank.data.manifest import count_labels
 from aurank.embedding.embedded import Embedded
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
-
-if TYPE_CHECKING:  # a page is drawn last, and matplotlib takes most of a second
-    from aurank.reporting.report_page import Examined
+from aurank.models.image_model import ImageModel
 
 MOST_WORK = 2**39  # rows times classes times dimensions up to which labels are judged: about 15 s on one core
 _ELSEWHERE = "Not looked at here: images by their pixels, and other splits. aurank doctor DATA does that."
@@ -31,6 +29,7 @@ class Measurement:
     embedded: Embedded
     images: Manifest | None = None
     notes: Sequence[str] = ()
+    network: ImageModel | None = None
 
 
 def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[str] = ()) -> str:
@@ -42,13 +41,11 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
     data = f"{rows} of {count_labels(measured.embedded)}" + (f", manifest {images.sha256[:16]}" if images else "")
     facts, examined = [("model", measured.model), ("data", data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
-    source = None if images is None else images.source
-    return report_page(report, source=source, classes=classes, examined=examined, facts=facts, title=title)
+    source, model = None if images is None else images.source, measured.network
+    return report_page(report, source=source, model=model, classes=classes, examined=examined, facts=facts, title=title)
 
 
-def examine_measured(report: Report, measured: Measurement) -> "Examined":
-    from aurank.reporting.report_page import Examined
-
+def examine_measured(report: Report, measured: Measurement) -> dict[str, Any]:
     embedded, images, lists = measured.embedded, measured.images, report.neighbours
     rows, dim = embedded.embeddings.shape
     classes = len(np.unique(embedded.labels))
@@ -64,4 +61,5 @@ def examine_measured(report: Report, measured: Measurement) -> "Examined":
     by_cosine = report.distance == "cosine" and report.approximation is None and report.postprocessing is None
     findings += examine_rows(embedded, labelled, lists=lists, by_cosine=by_cosine)[0]
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
-    return Examined([finding for finding in findings if finding.count], embedded.paths, names, left_out)
+    shown = [finding for finding in findings if finding.count]
+    return {"findings": shown, "paths": embedded.paths, "classes": names, "left_out": left_out}

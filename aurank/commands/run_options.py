@@ -42,10 +42,6 @@ from aurank.models.image_model import ImageModel
 _BROUGHT = re.compile(r"data\.(image_size|resize|channels|normalise|interpolation|(test|train)_transform|cache)")
 
 
-def log(line: str) -> None:
-    logging.getLogger("aurank").info("%s", line)
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """How a model is run; none of it but `bf16` is meant to change more of a number than its rounding.
@@ -74,7 +70,7 @@ class RunOptions:
     allow_code: bool = False
     group: ProcessGroup = field(default_factory=partial(ProcessGroup, False))
     listener: Callable[[str, int, int], None] | None = None
-    say: Say = log
+    say: Say = lambda line: logging.getLogger("aurank").info("%s", line)
     finished: Callable[[str, Any], None] = lambda name, result: None
     command: str | None = None
 
@@ -149,12 +145,16 @@ class PreparedModel:
     def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
         """Return the embeddings of the images chosen, or of others, and notes on them; what is cached is read."""
         dataset = self.dataset if manifest is None else self.dataset_of(manifest)
-        device, manifest, progress = self.run.torch_device, dataset.manifest, self.run.stage("embedding")
-        module = self.model.module.to(device)
+        how = {**self.embedding(dataset), **self.sizes, "progress": self.run.stage("embedding")}
+        embedded = embed(**how)
+        return embedded, self.notes(embedded, dataset.manifest)
+
+    def embedding(self, dataset: ImageDataset) -> dict[str, Any]:
+        """Return the arguments that all functions of embedding.embed take of a data set."""
+        module = self.model.module.to(self.run.torch_device)
         cache = self.run.open_cache(self.model.name, module, self.model.description, dataset)
-        how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
-        embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)
-        return embedded, self.notes(embedded, manifest)
+        how = {"device": self.run.torch_device, "bf16": self.run.bf16, "cache": cache, "group": self.run.group}
+        return {"model": module, "dataset": dataset, **how}
 
     def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:
         paths = [manifest.paths[row] for row in np.setdiff1d(np.arange(len(manifest)), embedded.ids)]
@@ -174,8 +174,6 @@ def prepare_model(
 ) -> PreparedModel:
     name, model = model, fetched(model)
     kind, location = split_name(model)
-    if kind == "embeddings":
-        raise UserError(f"--model {model}: these are embeddings already; name a model")
     if labels is not None:
         raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
     is_trained = kind == "aurank" and not is_stored(location)
@@ -210,7 +208,8 @@ def prepare_model(
         config = with_features(config, manifest)
         config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update=views)})
         encoder = encoder_of(checkpoint, config, location)
-        loaded = trained_model(name if name.startswith("hf-hub:") else model, encoder, config)
+        path = resolve_checkpoint(location)
+        loaded = trained_model(name if name.startswith("hf-hub:") else model, encoder, config, path)
         data = config.data
         if (size := data.image_size) != saved.data.image_size:
             assert isinstance(loaded.transform, Pipeline)

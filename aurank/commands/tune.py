@@ -27,20 +27,14 @@ from aurank.distributed import launched
 from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
 from aurank.errors import Diverged, UserError, first_line
-from aurank.files import (
-    claimed,
-    csv_text,
-    read_record,
-    reading,
-    write_text,
-)
+from aurank.files import claimed, csv_text, read_record, reading, write_text
 from aurank.lazy import import_library
 from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page
 from aurank.training.components import CHOICES, read_config
 from aurank.training.optim import RATES
-from aurank.training.run import differences, train
+from aurank.training.run import TrainResult, differences, train
 
 Ranges = Mapping[str, Range | None]
 Line = dict[str, Any]
@@ -209,32 +203,25 @@ class _Saved(TypedDict):
     trials: list[_Trial]
 
 
+@dataclass(eq=False)
 class _Search:
-    def __init__(
-        self,
-        config: Config,
-        out: Path,
-        ranges: dict[str, Range],
-        data: Sequence[Manifest],
-        count: int,
-        settings: Line,
-        progress: Callable[[str, int, int], None] | None,
-    ) -> None:
-        self.config, self.out, self.ranges, self.data = config, out, ranges, data
-        self.count, self.searched, self.progress = count, settings, progress
+    config: Config
+    out: Path
+    ranges: dict[str, Range]
+    data: Sequence[Manifest]
+    count: int
+    settings: Line
+    progress: Callable[[str, int, int], None] | None
+
+    def __post_init__(self) -> None:
         self.optuna = optuna = import_library("optuna", "aurank tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         states = optuna.trial.TrialState
         self.states = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
-        self.spaces = {key: self._space(each) for key, each in ranges.items()}
-        values = {key: value_of(config, key) for key in ranges}
-        self.own = {key: value for key, value in values.items() if value in ranges[key]}
-        is_read = isinstance(data[0].source, EmbeddingSource)
-        fixed = ["train.trackers=[]", *([] if is_read else [f"data.name={GIVEN}"])]
-        with warnings.catch_warnings():  # of arguments of the reader, which has read
-            warnings.simplefilter("ignore")
-            self.base = read_config(config, fixed)
-        self.file = out / "search.json"
+        self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
+        values = {key: value_of(self.config, key) for key in self.ranges}
+        self.own = {key: value for key, value in values.items() if value in self.ranges[key]}
+        self.file = self.out / "search.json"
         self.study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner())
         self.trials = self._saved_trials() if self.file.exists() else []
         self._save()
@@ -247,13 +234,12 @@ class _Search:
         return (kinds.IntDistribution if is_whole else kinds.FloatDistribution)(each.low, each.high, log=each.log)
 
     def _saved_trials(self) -> list[Line]:
-        """Return the trials that ended before, and add them to the study; UserError if they are of another search."""
         title, remedy = "a search", "name another --out"
         saved = read_record(self.file, _Saved, title, named="aurank search", version=3, remedy=remedy)
         before = saved["settings"]
         with reading(self.file, title, remedy=remedy):
             differing = differences(read_config(before["config"]), self.config)
-            others = {key: value for key, value in self.searched.items() if key != "config"}
+            others = {key: value for key, value in self.settings.items() if key != "config"}
             differing += [f"{key}: {before[key]} != {value}" for key, value in others.items() if before[key] != value]
             if differing:
                 remedy = "search with the same settings, or name another --out"
@@ -270,26 +256,24 @@ class _Search:
         return [dict(trial) for trial in saved["trials"]]
 
     def _save(self) -> None:
-        content = {"format": "aurank search", "version": 3, "settings": self.searched, "trials": self.trials}
+        content = {"format": "aurank search", "version": 3, "settings": self.settings, "trials": self.trials}
         write_text(self.file, json.dumps(content, indent=1) + "\n")
 
     def run(self) -> Line:
-        number, folder = len(self.trials) + 1, self.out / "running"
-        trial, folds, started = self._draw(number), list[float](), time.perf_counter()
+        number, started = len(self.trials) + 1, time.perf_counter()
+        trial, folds = self._draw(number), list[float]()
         params, state, error = trial.params, "complete", ""
         settings = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in params.items()}
         if number == 1:  # the configuration itself: its values are not rounded
             settings |= {key: json.dumps(value) for key, value in self.own.items()}
         try:
-            self._train(trial, settings, number, folder, folds)
+            self._train(trial, settings, number, folds)
         except self.optuna.TrialPruned:
             state = "pruned"
         except (Diverged, UserError) as reason:
             if number == 1 and isinstance(reason, UserError) and self.own.keys() == self.ranges.keys():
                 raise  # the configuration itself is wrong
             state, error = "failed", first_line(reason)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         line = {"number": number, "state": state, "value": float(np.mean(folds)) if state == "complete" else None}
         line |= {"params": params, "folds": folds, "validations": self.study.trials[-1].intermediate_values}
         line |= {"settings": settings, "seconds": round(time.perf_counter() - started, 2), "error": error}
@@ -303,16 +287,16 @@ class _Search:
         return [line for line in self.trials if line["value"] is not None]
 
     def _draw(self, number: int) -> Any:
-        """Return a trial of Optuna's with settings that follow from the number and from the trials that have ended."""
-        random = int(np.random.default_rng([self.searched["seed"], number - 1]).integers(2**31))
+        # The settings follow from the number and from the trials that have ended.
+        random = int(np.random.default_rng([self.settings["seed"], number - 1]).integers(2**31))
         self.study.sampler = self.optuna.samplers.TPESampler(seed=random, n_startup_trials=min(10, self.count // 3))
         if number == 1:
             first = {key: json.dumps(value) if self.ranges[key].choices else value for key, value in self.own.items()}
             self.study.enqueue_trial(first)
         return self.study.ask(self.spaces)
 
-    def _train(self, trial: Any, settings: Mapping[str, str], number: int, folder: Path, folds: list[float]) -> None:
-        config = read_config(self.base, _overrides(settings))
+    def _train(self, trial: Any, settings: Mapping[str, str], number: int, folds: list[float]) -> None:
+        config = read_config(self.config, _overrides(settings))
         validations = -(-config.train.steps // config.train.validate_every)  # of a fold
         before, size = number - 1, len(self.data) * self.config.train.steps  # a trial, unless it is a shorter one
 
@@ -327,15 +311,10 @@ class _Search:
                 if number > 1 and step < validations * len(self.data) and trial.should_prune():
                     raise self.optuna.TrialPruned
 
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-        for fold, data in enumerate(self.data):
+        for data in self.data:
             scores: list[float] = []
-            result = train(config, folder / f"fold{fold}", dataset=data, page=False, listener=listen)
-            if result.stopped_by is not None:
-                signal.raise_signal(result.stopped_by)
-                raise KeyboardInterrupt
+            train_aside(config, self.out / "running", data, listener=listen)
             folds.append(max(scores))
-            shutil.rmtree(result.out, ignore_errors=True)
 
     def conclude(self) -> Tuned:
         lines = self.trials
@@ -344,7 +323,7 @@ class _Search:
             raise Diverged(f"none of {len(lines)} trials came to an end: {error}")
         importance: dict[str, float] = {}
         if len(done) > 4 and len({line["value"] for line in done}) > 1:
-            evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.searched["seed"])
+            evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.settings["seed"])
             importance = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
         best = max(done, key=lambda line: line["value"])
         overrides = _overrides(best["settings"])
@@ -355,6 +334,22 @@ class _Search:
         write_text(self.out / "trials.csv", csv_text([columns, *rows]))
         write_text(self.out / "tune.html", tune_page(lines, self.ranges, importance, near, f"Search: {self.out}"))
         return Tuned(overrides, best["value"], near, len(lines))
+
+
+def train_aside(config: Config, folder: Path, dataset: Manifest, **options: Any) -> TrainResult:
+    """Train on images that were read, in a folder that nothing is left of."""
+    given = {} if isinstance(dataset.source, EmbeddingSource) else {"name": GIVEN, "params": {}}
+    data, training = config.data.model_copy(update=given), config.train.model_copy(update={"trackers": []})
+    config = config.model_copy(update={"data": data, "train": training})
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+    try:
+        result = train(config, folder, dataset=dataset, page=False, **options)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if result.stopped_by is not None:
+        signal.raise_signal(result.stopped_by)
+        raise KeyboardInterrupt
+    return result
 
 
 def _overrides(settings: Mapping[str, str]) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ class Tokeniser:
             rows[row, : len(tokens)] = torch.tensor(tokens)
         return rows
 
+    __call__ = encode
+
     def count_cut(self, texts: Iterable[str]) -> int:
         """Return how many of the texts are too long for a row and lose their ends."""
         return sum(len(self._of(text)) > self.length - 2 for text in texts)

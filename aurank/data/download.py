@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from aurank.data.readers import BENCHMARKS, READERS
-from aurank.data.readers.published import FETCHED, PUBLISHED, Benchmark, check_benchmark, file_md5, find_set
+from aurank.data.readers.published import FETCHED, PUBLISHED, Benchmark, check_benchmark, file_md5
 from aurank.errors import UserError, first_line
 from aurank.files import claimed, reading, replacing, temporary_name
 from aurank.lazy import import_library
+from aurank.names import require_choice
 
 _CHUNK = 2**20  # bytes
 _WAIT = 30.0  # seconds without an answer, or a byte
@@ -28,7 +29,7 @@ def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | 
         url: a mirror: the file's address, or, of several files or where it ends in "/", that of their folder.
         on_bytes: called with the bytes of a file that are here and how many it has, None where the server does not say.
     """
-    about = find_set(name, PUBLIC_SETS)
+    about = PUBLIC_SETS[require_choice("the published set", name, PUBLIC_SETS)]
     if not about.addresses:
         where = f"expected layout: {about.layout}; then `aurank data check {name} --root {root}`"
         raise UserError(

@@ -103,10 +103,7 @@ class Iteration:
 
 
 def made_of_each(make: Callable[[_Item], _Made], items: Sequence[_Item], *, at_once: int = 1) -> Iterator[_Made]:
-    """Yield what `make` returns for each item, in order: by threads; of many, where Linux forks, by processes.
-
-    A process is given `at_once` items at a time.
-    """
+    """Yield what `make` returns for each item, in order: by threads, or of many items by processes."""
     workers, is_daemon = min(8, os.cpu_count() or 1), multiprocessing.current_process().daemon
     if sys.platform != "linux" or is_daemon or workers == 1 or len(items) < _FEW:
         with ThreadPoolExecutor(workers) as pool:

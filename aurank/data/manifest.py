@@ -268,8 +268,8 @@ class Manifest:
         if self.class_sets is not None:
             row, tag = np.nonzero(self.class_sets[self.labels[among]])
             ends.append((units[among][row], count + len(numbers) + tag))
-        unit, other = map(np.concatenate, zip(*ends, strict=True))
-        graph = coo_array((np.ones(len(unit), np.int8), (unit, other)), shape=(int(other.max(initial=count)) + 1,) * 2)
+        unit, node = map(np.concatenate, zip(*ends, strict=True))
+        graph = coo_array((np.ones(len(unit), np.int8), (unit, node)), shape=(int(node.max(initial=count)) + 1,) * 2)
         return np.asarray(connected_components(graph, directed=False)[1][units], dtype=np.int64)
 
 

@@ -27,10 +27,10 @@ from jaxtyping import Int64
 
 from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
-from aurank.data.sources import FileMark, PartsSource
+from aurank.data.sources import Mark, PartsSource
 from aurank.data.transforms.base import AREA, resize_whole
 from aurank.errors import AurankError, UserError
-from aurank.files import EXACT, checked, content_sha256, reading, replacing
+from aurank.files import EXACT, checked, content_sha256, reading, replacing, require_own_folder
 from aurank.sizes import as_text
 
 IMAGES = "images.arrow"
@@ -128,21 +128,18 @@ class PreparedImages:
     def changed(
         self, manifest: Manifest, positions: Int64[np.ndarray, " image"], *, at_most: int | None = COMPARED
     ) -> Int64[np.ndarray, " changed"]:
-        """Return the rows whose original is another now; one that is gone is not.
-
-        Args:
-            at_most: how many originals of another time, but the same length, are read.
-        """
+        """Return the rows whose original is another now, not gone; `at_most` doubtful originals are read."""
         rows = np.flatnonzero(positions >= 0)
         records = self.records[positions[rows]]
         marks = manifest.source.marks([manifest.paths[row] for row in rows.tolist()])
-        changed, doubtful = [], []
+        changed, doubtful, has_times = [], [], manifest.source.has_times
+        stamp = "original_modified" if has_times else "original_crc"
         for row, record, mark in zip(rows.tolist(), records, marks, strict=True):
-            if mark is None:
+            if mark is None or mark == (record["original_length"], record[stamp]):
                 continue
-            if mark.length != record["original_length"] or mark.crc not in (None, record["original_crc"]):
+            if mark[0] != record["original_length"] or not has_times:
                 changed.append(row)
-            elif mark.modified not in (None, record["original_modified"]):
+            else:
                 doubtful.append((row, record["original_crc"]))
         if at_most is not None and len(doubtful) > at_most:
             doubtful = [doubtful[at] for at in np.linspace(0, len(doubtful) - 1, at_most, dtype=np.int64).tolist()]
@@ -150,10 +147,7 @@ class PreparedImages:
         return np.array(sorted(changed), dtype=np.int64)
 
     def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedImages":
-        """Return the images of a manifest, by row; UserError names the first that is missing or whose original changed.
-
-        Originals of rows that were returned before are not looked at again.
-        """
+        """Return the images of a manifest, by row; UserError for one that is missing or was changed."""
         if self.how.channels != channels:
             raise UserError(
                 f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="
@@ -218,15 +212,16 @@ def contents(manifest: Manifest, prepared: PreparedImages | None = None) -> dict
     made, and "pixels" of them themselves.
     """
     paths, source = sorted(set(manifest.paths)), manifest.source
-    marks: Sequence[FileMark | None] = [None] * len(paths)
+    marks: Sequence[Mark | None] = [None] * len(paths)
     if prepared is not None:
         columns = prepared.records["original_length"].tolist(), prepared.records["original_crc"].tolist()
         of_path = dict(zip(manifest.paths, zip(*columns, strict=True), strict=True))
-        marks = [FileMark(length, None, crc) for length, crc in map(of_path.__getitem__, paths)]
+        marks = [of_path[path] for path in paths]
     elif not source.is_read_to_mark:
         marks = source.marks(paths)
-    sizes = [mark and mark.length for mark in marks]
-    sums = {path: mark and mark.crc for path, mark in zip(paths, marks, strict=True)}
+    has_sums = prepared is not None or not source.has_times
+    sizes = [mark and mark[0] for mark in marks]
+    sums = {path: mark[1] if mark and has_sums else None for path, mark in zip(paths, marks, strict=True)}
     is_complete = prepared is not None or None not in sums.values()
     is_small = 0 < sum(size or 0 for size in sizes) <= _SMALL
     sample = paths if is_small else random.Random(manifest.sha256).sample(paths, min(_SAMPLE, len(paths)))
@@ -274,8 +269,7 @@ def prepare_images(
     once, keys = manifest.select(list(first.values())), _region_keys(first)
     try:
         if not (folder / IMAGES).exists():
-            if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-                raise UserError(f"--out {folder} is not empty and holds no prepared images; name another folder")
+            require_own_folder(folder)
             with replacing(folder / IMAGES) as file:
                 file.write(_schema(how).serialize())
         stored = PreparedImages(folder)
@@ -337,7 +331,7 @@ def _append(file: BinaryIO, waiting: list[dict[str, Any]], how: Preparation) -> 
 
 
 def _make(
-    manifest: Manifest, how: Preparation, row: int, mark: FileMark | None, *, on_error: str, max_pixels: int
+    manifest: Manifest, how: Preparation, row: int, mark: Mark | None, *, on_error: str, max_pixels: int
 ) -> Mapping[str, Any]:
     path, content, original, shape = manifest.paths[row], b"", b"", [0, 0]
     try:
@@ -358,6 +352,6 @@ def _make(
         "width": shape[1],
         "crc": zlib.crc32(content),
         "original_length": len(original),
-        "original_modified": (mark and mark.modified) or 0,
+        "original_modified": mark[1] if mark and manifest.source.has_times else 0,
         "original_crc": zlib.crc32(original),
     }

@@ -462,7 +462,7 @@ class HardNegativeSampler(PKSampler):
         for pieces in sorted(batches, key=lambda pieces: sum(map(len, pieces))):
             if sum(map(len, pieces)) + len(chunk) > self.batch:
                 break
-            if all(self.labels[other[0]] != label for other in pieces):
+            if all(self.labels[member[0]] != label for member in pieces):
                 pieces.append(chunk)
                 return True
         return False

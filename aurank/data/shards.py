@@ -12,7 +12,7 @@ from jaxtyping import Float32
 
 from aurank.arrays import MappedRows, load_arrays
 from aurank.errors import UserError
-from aurank.files import checked, content_sha256, file_sha256, reading, replacing, require_writable
+from aurank.files import checked, content_sha256, file_sha256, reading, replacing, require_own_folder, require_writable
 
 INDEX = "index.parquet"
 FORMAT = "aurank.embeddings"
@@ -89,9 +89,7 @@ class ShardWriter:
 
 def require_folder(folder: Path) -> None:
     require_writable(folder / INDEX)
-    names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    if odd := [name for name in names if not name.startswith((".", "part-"))]:
-        raise UserError(f"--out {folder} holds other files, such as {min(odd)!r}: name a new folder")
+    require_own_folder(folder, "part-")
 
 
 def read_shards(folder: Path) -> dict[str, Any]:

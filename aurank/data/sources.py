@@ -7,7 +7,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +22,8 @@ _LITTER = {
 }
 
 
-class FileMark(NamedTuple):
-    """What tells a file from a later one of the same name without reading it: its length, and its time or its sum."""
-
-    length: int
-    modified: int | None  # nanoseconds since 1970, in a folder
-    crc: int | None  # CRC-32 of the content, where it is at hand: in an archive and in memory
+Mark = tuple[int, int]
+"""What tells a file from a later one of the same name: its length, and its CRC-32 or, where `has_times`, its time."""
 
 
 class ImageSource(ABC):
@@ -42,6 +38,7 @@ class ImageSource(ABC):
 
     where: str
     entries: Mapping[str, Any] = {}  # by path, where they are known beforehand
+    has_times = False  # nanoseconds since 1970, which marks then have: no file is read for them
     is_read_to_mark = False  # whether the mark of an image takes as long as the image itself
 
     @abstractmethod
@@ -56,9 +53,9 @@ class ImageSource(ABC):
         """Return the paths of all files, sorted, without litter such as .DS_Store; links are followed once."""
         return sorted(self.entries)
 
-    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
+    def marks(self, paths: Sequence[str]) -> list[Mark | None]:
         """Return the mark of each file, None where it is missing."""
-        return [FileMark(len(data), None, zlib.crc32(data)) for data in map(self.read_bytes, paths)]
+        return [(len(data), zlib.crc32(data)) for data in map(self.read_bytes, paths)]
 
     def read_bytes(self, path: str) -> bytes:
         """Return the content of one file; UserError names the file if it is missing or cannot be read."""
@@ -107,6 +104,8 @@ class FolderSource(ImageSource):
         'photos'
     """
 
+    has_times = True
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.where = str(root)
@@ -141,12 +140,12 @@ class FolderSource(ImageSource):
             starts = sorted(links)
         return sorted(name for name in names if not _is_litter(name))
 
-    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
-        marks: list[FileMark | None] = []
+    def marks(self, paths: Sequence[str]) -> list[Mark | None]:
+        marks: list[Mark | None] = []
         for path in paths:
             try:
                 stat = os.stat(os.path.join(self.root, path))  # noqa: PTH116, PTH118  # there may be half a million
-                marks.append(FileMark(stat.st_size, stat.st_mtime_ns, None))
+                marks.append((stat.st_size, stat.st_mtime_ns))
             except (OSError, ValueError):  # a zero byte in the name
                 marks.append(None)
         return marks
@@ -186,11 +185,11 @@ class ZipSource(ImageSource):
     def content(self, path: str) -> bytes:
         return self._archive().read(self.prefix + path)
 
-    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
+    def marks(self, paths: Sequence[str]) -> list[Mark | None]:
         with zipfile.ZipFile(self.file) as archive:  # as it is now
             members = {info.filename: info for info in archive.infolist()}
         infos = [members.get(self.prefix + path) for path in paths]
-        return [None if info is None else FileMark(info.file_size, None, info.CRC) for info in infos]
+        return [None if info is None else (info.file_size, info.CRC) for info in infos]
 
     def exists(self, path: str) -> bool:
         return self.prefix + path in self._archive().NameToInfo
@@ -201,7 +200,7 @@ class ZipSource(ImageSource):
 
 
 class ArraySource(ImageSource):
-    """Images held in memory: uint8 arrays [height, width] or [height, width, channel]; their files are .npy.
+    """Images held in memory: uint8 arrays [height, width(, channel)], or calls that make such; their files are .npy.
 
     Example:
         >>> ArraySource({"a": np.zeros((2, 2), np.uint8)}).names()
@@ -212,7 +211,8 @@ class ArraySource(ImageSource):
         self.entries, self.where = dict(images), where
 
     def _array(self, path: str) -> Any:
-        return self.entries[path]
+        image = self.entries[path]
+        return image() if callable(image) else image
 
     def pixels(self, path: str) -> np.ndarray:
         """Return the array itself, which `decode` takes without the way through a file."""
@@ -226,13 +226,7 @@ class ArraySource(ImageSource):
 
 
 class PartsSource(ImageSource):
-    """Images inside of larger files or buffers.
-
-    Args:
-        parts: paths of files, or buffers.
-        entries: of each path the position of its part, where it starts there, and its length.
-        reader: that found them: its name, root and parameters.
-    """
+    """Images inside of larger files or buffers; of each path: the part, where it starts there, and its length."""
 
     def __init__(
         self,
@@ -243,6 +237,7 @@ class PartsSource(ImageSource):
         reader: tuple[str, Path, Mapping[str, str]] | None = None,
     ) -> None:
         self.parts, self.entries, self.where, self.reader = parts, entries, where, reader
+        self.has_times = all(isinstance(part, str) for part in parts)
 
     def content(self, path: str) -> bytes:
         number, start, length = self.entries[path]
@@ -252,12 +247,12 @@ class PartsSource(ImageSource):
             file.seek(start)
             return file.read(length)
 
-    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
-        if not all(isinstance(part, str) for part in self.parts):
+    def marks(self, paths: Sequence[str]) -> list[Mark | None]:
+        if not self.has_times:
             return super().marks(paths)
         versions = [Path(part).stat().st_mtime_ns for part in self.parts]
         entries = (self.entries[path] for path in paths)
-        return [FileMark(length, versions[number] + start, None) for number, start, length in entries]
+        return [(length, versions[number] + start) for number, start, length in entries]
 
 
 def _is_litter(name: str) -> bool:

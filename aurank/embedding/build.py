@@ -78,19 +78,19 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
 
 def with_features(config: Config, manifest: Manifest) -> Config:
     """Return the configuration of a head with the embeddings that it takes; UserError if it learnt on others."""
-    source, known = manifest.source, config.model.features
+    source, learnt_on = manifest.source, config.model.features
     if config.model.backbone != NO_BACKBONE or not isinstance(source, EmbeddingSource):
         return config
     new = SavedFeatures(width=source.rows.shape[1], **({} if source.made_by is None else vars(source.made_by)))
-    if known is not None:
-        has_both = known.weights_sha256 and new.weights_sha256
+    if learnt_on is not None:
+        has_both = learnt_on.weights_sha256 and new.weights_sha256
         names = ["width", *(["weights_sha256", "preprocessing", "precision"] if has_both else [])]
-        values = [(name, getattr(known, name) or _USUAL, getattr(new, name) or _USUAL) for name in names]
+        values = [(name, getattr(learnt_on, name) or _USUAL, getattr(new, name) or _USUAL) for name in names]
         differ = [f"{name} {now!r} in place of {before!r}" for name, before, now in values if before != now]
         if differ:
             raise UserError(
                 f"{source.where} was made by {new.model or 'an unknown model'}, and the head was trained on embeddings "
-                f"by {known.model or 'another'}: {', '.join(differ)}; embed the images like that"
+                f"by {learnt_on.model or 'another'}: {', '.join(differ)}; embed the images like that"
             )
     return config.model_copy(update={"model": config.model.model_copy(update={"features": new})})
 

@@ -41,11 +41,7 @@ def default_cache() -> Path:
 
 
 class EmbeddingCache:
-    """Embeddings of one model on one data set, in a folder named by a digest of weights, transform and data.
-
-    Args:
-        transform: words for all that decides an embedding beside weights: architecture, options, preprocessing.
-    """
+    """Embeddings of one model on one data set, in a folder named by what decides them."""
 
     def __init__(
         self,
@@ -119,5 +115,5 @@ def weights_sha256(module: nn.Module) -> str:
 def data_sha256(manifest: Manifest) -> str:
     """Return the digest of a manifest and its files: a zip's checksums, or each file's length and time of change."""
     marks = manifest.source.marks(manifest.paths)
-    plain = [mark and (mark.crc if mark.modified is None else mark.modified, mark.length) for mark in marks]
+    plain = [mark and mark[::-1] for mark in marks]
     return hashlib.sha256(manifest.sha256.encode() + json.dumps(plain).encode()).hexdigest()

@@ -43,8 +43,8 @@ class CollectionRecord(GalleryRecord):
     model: dict[Literal["name", "weights_sha256", "preprocessing"], str]
 
 
-def is_collection(place: Path | str) -> bool:
-    return str(place).startswith(PREFIX)
+def is_collection(address: Path | str) -> bool:
+    return str(address).startswith(PREFIX)
 
 
 def image_ids(images: Table) -> Ids:
@@ -54,10 +54,7 @@ def image_ids(images: Table) -> Ids:
 
 
 class CollectionRows(SearchIndex):
-    """The images of a collection, which stay in Milvus; in memory is what was asked for.
-
-    Rows are named by their primary keys. The methods are those of `IndexedRows` and of its faiss index.
-    """
+    """The images of a collection, by their primary keys, with the methods of `IndexedRows` and of its faiss index."""
 
     def __init__(self, address: str) -> None:
         self.uri, _, self.name = address.removeprefix(PREFIX).partition("#")

@@ -109,11 +109,7 @@ def embed_rows(
 ) -> Piece:
     """Return the embeddings of the chosen rows of a data set; row i of the chosen is in batch i // `batch`.
 
-    Args:
-        batch: None takes what `choose_pace` finds.
-        bf16: let the model multiply in bfloat16, under autocast.
-        cache: what it holds is not embedded again, and every batch is added to it; skipped images are tried anew.
-        group: processes that share the batches; each calls this with the same model and images, and gets all rows.
+    Without `batch` it is what `choose_pace` finds. All processes of the `group` call this, and get all rows.
     """
     group = group or ProcessGroup(False)
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -163,10 +159,7 @@ def choose_pace(
     cache: EmbeddingCache | None,
     group: ProcessGroup,
 ) -> Pace:
-    """Return the pace for the chosen rows, the same in all processes: the cache's, or a trial's.
-
-    Without a trial, on GPUs or for few images, it is 256 images as the network is. The cache keeps what is returned.
-    """
+    """Return the pace for the chosen rows, alike in all processes: the cache's, a trial's, or the usual one."""
     if device.type != "cpu":
         return Pace()
     pace = None if cache is None else cache.pace
@@ -232,9 +225,9 @@ def gather_pieces(pieces: Sequence[Piece], chosen: np.ndarray, group: ProcessGro
             mask = chosen[each]
             embeddings[np.searchsorted(rows, each[mask])] = of_each[mask]
         return rows, embeddings
-    here = [np.empty((0, width), np.float32), *(of_each[chosen[each]] for each, of_each in pieces)]
+    local = [np.empty((0, width), np.float32), *(of_each[chosen[each]] for each, of_each in pieces)]
     start = 0
-    for part in group.parts(torch.from_numpy(np.concatenate(here))):
+    for part in group.parts(torch.from_numpy(np.concatenate(local))):
         embeddings[np.searchsorted(rows, all_rows[start : start + len(part)])] = part.numpy()
         start += len(part)
     return rows, embeddings

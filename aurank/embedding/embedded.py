@@ -130,10 +130,7 @@ class Embedded:
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
     def group_pairs(self, options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """Return metrics of the queries of one group among the gallery rows of another, by pair of groups.
-
-        Of more than eight groups those with the most rows are taken.
-        """
+        """Return metrics of queries of one group among gallery rows of another, by pair of the eight largest groups."""
         how = {key: options[key] for key in ("distance", "ties", "positives", "max_memory", "device") if key in options}
         groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)
         groups = np.sort(groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]])
@@ -195,7 +192,8 @@ def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **opt
         return measure(**options)
     by_one = any(options.get(name) for name in ("index", "postprocess", "codes"))
     if by_one or hierarchical_names(options.get("metrics")):
-        return group.in_first(lambda: measure(**{**options, "distributed": False}))
+        alone = measure(**{**options, "distributed": False}) if group.rank == 0 else None
+        return group.all_gather(alone)[0]  # type: ignore[return-value]  # of the first
     return measure(**{**options, "distributed": None})
 
 

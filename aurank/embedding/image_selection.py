@@ -11,7 +11,7 @@ from aurank.config.schema import EMBEDDINGS, DataSection
 from aurank.data.readers import READERS
 from aurank.data.readers.given import GIVEN
 from aurank.errors import OptionRule, UserError, check_options
-from aurank.names import nearest
+from aurank.names import nearest, require_choice
 
 if TYPE_CHECKING:
     from aurank.data import Manifest
@@ -79,7 +79,7 @@ class ImageSelection:
 
     def find_protocol(self) -> "Protocol | None":
         """Return the protocol named, or None; UserError where options do not go together, or name no reader."""
-        from aurank.embedding.protocols import find_protocol
+        from aurank.embedding.protocols import PROTOCOLS
 
         unknown = [override for override in self.overrides if not override.startswith(("data.", "evaluate."))]
         if unknown:
@@ -89,7 +89,7 @@ class ImageSelection:
         check_options({f"--{name}": getattr(self, name) for name in ("data", "split", "protocol", "root")}, _RULES)
         if self.data is not None:
             located(self.data)
-        return None if self.protocol is None else find_protocol(self.protocol)
+        return None if self.protocol is None else PROTOCOLS[require_choice("--protocol", self.protocol, PROTOCOLS)]
 
 
 def _configuration(data: "str | Manifest | None") -> DataSection | None:

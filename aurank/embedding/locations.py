@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from aurank.errors import UserError
+from aurank.files import require_own_folder
 from aurank.lazy import require_libraries
 from aurank.models.adapters.names import IMAGES, TOWERS, parse_name
 from aurank.names import meant, nearest
@@ -72,11 +73,10 @@ def require_usable(out: Path, resume: bool) -> None:
 
 
 def require_index_folder(out: Path, *, overwrite: bool) -> None:
-    names = [path.name for path in out.iterdir()] if out.is_dir() else []
-    if ABOUT in names:
+    if (out / ABOUT).exists():
         require_overwrite(f"--out {out}", overwrite=overwrite)
-    elif not all(name.startswith((".", "rows-", "model-")) for name in names):
-        raise UserError(f"--out {out} holds other files: name a new folder")
+    else:
+        require_own_folder(out, "rows-", "model-")
 
 
 def require_overwrite(location: str, *, overwrite: bool) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from aurank.data import READERS, Manifest
 from aurank.data.manifest import pairs_among
 from aurank.errors import UserError
-from aurank.names import meant, nearest
 
 if TYPE_CHECKING:  # finding a protocol must not import torch
     from aurank.embedding.embedded import Embedded
@@ -38,10 +37,7 @@ class Protocol:
         return READERS[self.reader](root, **self.params, **params).split("test")
 
     def checksum(self, images: "Embedded | Manifest") -> str:
-        """Return 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
-
-        Neither the order of the images nor the numbering of the labels matters.
-        """
+        """Return 16 digits over protocol, images and positives, in any order and numbering."""
         paths = [str(path) for path in images.paths]
         ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
         numbers: dict[int, int] = {}  # number of each label, by its first path
@@ -89,13 +85,6 @@ class Protocol:
             message = f"protocol {self.name} needs the path of every image, each once, to say what was measured"
             raise UserError(f"{message}; `aurank embed` writes them with the embeddings")
         return paths
-
-
-def find_protocol(name: str) -> Protocol:
-    if name not in PROTOCOLS:
-        expected = f"{', '.join(PROTOCOLS)}{meant(nearest(name, PROTOCOLS))}"
-        raise UserError(f"no protocol {name!r}, expected one of {expected}")
-    return PROTOCOLS[name]
 
 
 # Sources: Song et al. (CVPR 2016), section 6, for SOP, CUB and Cars; Liu et al., DeepFashion (CVPR 2016); Brown et al.

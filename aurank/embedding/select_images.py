@@ -44,11 +44,11 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
         raise UserError("say which images to embed: --data READER:PATH or CONFIGURATION, or --protocol NAME")
     data = read_data_config(section, images.overrides)
     manifest = read_whole(data) if images.data is None or isinstance(images.data, str) else images.data
-    whole, trained = _with_splits(manifest, data, images, checkpoint)
-    is_untrained = images.split is None and images.usual == "train" and "train" not in whole.split_sizes
+    in_splits, trained = _with_splits(manifest, data, images, checkpoint)
+    is_untrained = images.split is None and images.usual == "train" and "train" not in in_splits.split_sizes
     if images.split == ALL or is_untrained:
-        return Selected(data, whole, trained)
-    return Selected(data, split_of(whole, data, images.split or images.usual), trained)
+        return Selected(data, in_splits, trained)
+    return Selected(data, split_of(in_splits, data, images.split or images.usual), trained)
 
 
 def _with_splits(
@@ -156,9 +156,9 @@ def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: st
     )
 
 
-def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
+def split_of(manifest: Manifest, config: DataConfig, name: str) -> Manifest:
     try:
-        return whole.split(name)
+        return manifest.split(name)
     except UserError as error:
         remedies = {
             "folder": "where it is CLASS/IMAGE, set data.params.test_fraction, such as 0.5 of the classes",

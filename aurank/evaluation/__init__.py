@@ -11,7 +11,6 @@ if TYPE_CHECKING:  # the names of these files
     from aurank.evaluation.compare import *
     from aurank.evaluation.engine.ranks import *
     from aurank.evaluation.evaluate import *
-    from aurank.evaluation.index.approximate import *
     from aurank.evaluation.index.neighbours import *
     from aurank.evaluation.inputs import *
     from aurank.evaluation.metrics import *
@@ -27,7 +26,6 @@ else:
         "compare": ["Comparison", "compare", "compare_all"],
         "engine.ranks": ["Ranks", "positive_ranks"],
         "evaluate": ["evaluate"],
-        "index.approximate": ["Approximation"],
         "inputs": ["RetrievalProblem"],
         "index.neighbours": ["Index", "Neighbours", "neighbours"],
         "metrics": ["Curve", "precision_recall_curve"],

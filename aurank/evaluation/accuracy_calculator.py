@@ -131,8 +131,6 @@ def _with_reference(
     problem: RetrievalProblem, reference: Embeddings, reference_labels: Integers | None, ref_includes_query: bool
 ) -> RetrievalProblem:
     query, labels, size = problem.embeddings, np.asarray(problem.labels), len(problem.embeddings)
-    if reference_labels is None:
-        raise UserError("reference came without reference_labels: give one label per reference row")
     gallery_labels = _whole_labels(reference_labels, rows=len(reference), side="reference")
     if not ref_includes_query:
         return RetrievalProblem(query, labels, reference, gallery_labels)

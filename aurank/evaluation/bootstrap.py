@@ -70,11 +70,7 @@ class Intervals(Resampling):
 def drawn_units(
     per_query: dict[str, np.ndarray[Any, np.dtype[Any]]],
 ) -> tuple[Classes, Literal["class", "query"]]:
-    """Return what is drawn: the classes of a report's queries, or single queries without labels.
-
-    Raises:
-        UserError: there is a single unit, whose draws cannot differ.
-    """
+    """Return what is drawn: classes, or queries without labels; UserError for a single one."""
     labelled = "label" in per_query
     classes = Classes.of(per_query["label"] if labelled else np.arange(len(per_query["query"])))
     unit: Literal["class", "query"] = "class" if labelled else "query"

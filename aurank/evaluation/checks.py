@@ -1,6 +1,7 @@
 """Faults of embeddings, labels and lists of neighbours, found by pure functions of arrays."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64, Shaped
@@ -22,10 +23,7 @@ def confusions(
     Shaped[np.ndarray, " gallery_class"],
     Float64[np.ndarray, "query_class gallery_class"],
 ]:
-    """Return the classes whose lists hold most of one other class, and the classes that one class finds most.
-
-    The third is the part of the entries of a class's lists that are of the other class.
-    """
+    """Return the classes that lose most to one other, those that take most, and the part of the losers' entries."""
     exists = nearest.row >= 0
     wrong = exists & ~nearest.is_positive
     names, query = np.unique(classes, return_inverse=True)
@@ -47,32 +45,23 @@ def confusions(
     return names[rows], gallery_names[columns], count / np.maximum(1, listed[rows])[:, None]
 
 
-@dataclass(frozen=True, eq=False)
-class Hubs:
-    """Gallery rows in the lists of many queries, the most frequent first.
+def hubs(nearest: NearestRows, num_gallery: int, *, most: int = 12, above: float = 4.0) -> dict[str, Any]:
+    """Return the gallery rows that are in more than `above` times as many lists as expected, at most `most`.
+
+    Columns, the most frequent first: "row", "lists" that hold it, "right": those of which it is a positive. Numbers:
+    "expected" lists of a row, their "skewness" over all rows, 0 if all have as many, and how many are in none, "never".
 
     Source: Radovanović et al., JMLR 2010, https://www.jmlr.org/papers/v11/radovanovic10a.html
     """
-
-    row: Int64[np.ndarray, " hub"]
-    lists: Int64[np.ndarray, " hub"]  # that hold the row
-    right: Int64[np.ndarray, " hub"]  # of these, lists of which it is a positive
-    expected: float  # the mean number of lists that hold a row
-    skewness: float  # of that number over all gallery rows; 0 if it is the same for all
-    never: int  # gallery rows in no list
-
-
-def hubs(nearest: NearestRows, num_gallery: int, *, most: int = 12, above: float = 4.0) -> Hubs:
-    """Return the gallery rows that are in more than `above` times as many lists as expected, at most `most`."""
     exists = nearest.row >= 0
     count = np.bincount(nearest.row[exists], minlength=num_gallery)
     right = np.bincount(nearest.row[nearest.is_positive], minlength=num_gallery)
-    expected = float(count.mean())
-    spread = float(count.std())
-    skewness = 0.0 if spread == 0 else float((((count - expected) / spread) ** 3).mean())
+    expected, deviation = float(count.mean()), float(count.std())
+    skewness = 0.0 if deviation == 0 else float((((count - expected) / deviation) ** 3).mean())
     rows = np.argsort(-count, kind="stable")[:most]
     rows = rows[count[rows] > above * expected]
-    return Hubs(rows, count[rows], right[rows], expected, skewness, int((count == 0).sum()))
+    columns = {"row": rows, "lists": count[rows], "right": right[rows]}
+    return {**columns, "expected": expected, "skewness": skewness, "never": int((count == 0).sum())}
 
 
 LISTS = 6.0  # times more lists than usual make a row a hub
@@ -111,10 +100,10 @@ def close_rows(near: NearestRows, *, at_least: float) -> Int64[np.ndarray, "pair
     return np.unique(np.sort(pairs, axis=1), axis=0).reshape(-1, 2)
 
 
-def crowded(near: NearestRows, searched: Int64[np.ndarray, " gallery"]) -> Hubs:
+def crowded(near: NearestRows, searched: Int64[np.ndarray, " gallery"]) -> dict[str, Any]:
     position = np.where(near.row >= 0, np.searchsorted(searched, near.row), -1)
     counts = hubs(replace(near, row=position), len(searched), most=MOST_HUBS, above=LISTS)
-    return replace(counts, row=np.asarray(searched[counts.row]))
+    return {**counts, "row": searched[counts["row"]]}
 
 
 MARGIN = 0.3  # least prediction of another class above that of the label; chosen with RIDGE, see docs/doctor.md

@@ -1,7 +1,7 @@
 """One call from embeddings and labels to a report."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -15,7 +15,7 @@ from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import pooled_metrics
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, query_columns
-from aurank.evaluation.index.approximate import index_report
+from aurank.evaluation.index.approximate import describe_index, index_report
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.inputs import (
     Devices,
@@ -29,7 +29,6 @@ from aurank.evaluation.inputs import (
     note_of_equal_rows,
     numbered,
     require_at_least,
-    require_one_of,
 )
 from aurank.evaluation.metrics import (
     MACRO,
@@ -54,6 +53,7 @@ from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessin
 from aurank.evaluation.relevance import Rule, graded, hierarchical_values, matched
 from aurank.evaluation.report import FIRST, Report
 from aurank.evaluation.shards import require_equal
+from aurank.names import require_choice
 
 BOUNDS = ("pessimistic", "optimistic")  # the rules for ties with the lowest and the highest values
 HIERARCHICAL_METRICS, POOLED_METRICS = "a metric of super-categories", "a metric of all pairs"
@@ -177,7 +177,7 @@ def evaluate(
         >>> round(report.mauprc, 4), report.metrics["recall@1"]
         (0.4583, 0.0)
     """
-    require_one_of(TIES, ties=ties)
+    require_choice("ties", ties, TIES)
     require_at_least(0, neighbours=neighbours)
     names, cuts = None if metrics is None else check_names(metrics, labelled=labels is not None), sorted_cuts(recall_at)
     sets, listed, grades = matched(labels, gallery_labels, positives, relevance)
@@ -299,8 +299,7 @@ def evaluate(
         exact |= {f"recall@{k}": mean((report.per_query["first_rank"] <= k).astype(np.float64)) for k in index_cuts}
         how: dict[str, Any] = {"ties": ties, "distance": distance, "device": first, "progress": progress}
         near = index_report(problem, exact, index=index, recall_at=index_cuts, **how)
-        content = {**asdict(near), "neighbour_recall": {str(k): value for k, value in near.neighbour_recall.items()}}
-        report = replace(report, approximation=content, notes=[*report.notes, str(near)])
+        report = replace(report, approximation=near, notes=[*report.notes, describe_index(near)])
     return replace(report, notes=[*report.notes, *remarks])
 
 
@@ -322,12 +321,7 @@ def build_report(
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
 ) -> Report:
-    """Return the report of ranks.
-
-    Args:
-        pooled: metrics over the pairs of all queries.
-        columns: metrics that ranks do not tell, by query.
-    """
+    """Return the report of ranks, with metrics `pooled` over all pairs and `columns` that ranks do not tell."""
     requested = default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics
     names = check_names(requested, labelled=labels is not None)
     of_query = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names if name not in pooled)])

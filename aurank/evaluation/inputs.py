@@ -1,6 +1,6 @@
 """What a caller may pass: arrays of any library, labels as text, sizes, devices; inside there is one kind of each."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -14,7 +14,7 @@ from torch import Tensor
 from aurank.arrays import Arrays, MappedRows, as_plain, select_rows
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
-from aurank.names import NAN, NO_GROUP_NAMES, meant, nearest, plain_name
+from aurank.names import NAN, NO_GROUP_NAMES, plain_name, require_choice
 from aurank.sizes import size_in_bytes
 
 Devices: TypeAlias = torch.device | str | Sequence[torch.device | str] | None
@@ -90,7 +90,7 @@ class Work:
     ) -> "Work":
         """Check the settings, and agree on them with the other ranks; UserError for one that cannot be had."""
         devices = choose_devices(device, embeddings)
-        require_one_of(BACKENDS, backend=backend)
+        require_choice("backend", backend, BACKENDS)
         compiles = devices[0].type == "cpu" and importable("numba")
         if backend == "numba" and not compiles:
             fault = f"needs the package numba and does not run on {devices[0]}"
@@ -105,14 +105,6 @@ class Work:
     def loops(self) -> Any:
         """Return the module of compiled loops; None where plain torch counts."""
         return import_module("aurank.evaluation.engine.compiled") if self.backend == "numba" else None
-
-
-def require_one_of(known: Collection[str], **values: str) -> None:
-    """Raise UserError for a named value that is not known."""
-    for name, value in values.items():
-        if value not in known:
-            hint = meant(nearest(value, known)) if isinstance(value, str) else ""
-            raise UserError(f"{name} must be one of {', '.join(known)}; got {value!r}{hint}")
 
 
 def require_at_least(least: int, **values: int) -> None:
@@ -145,6 +137,12 @@ def as_matrix(values: Arrays, *, side: str) -> Embeddings:
         content = f"the {side} embeddings have type {kind} and shape {shape}"
         raise UserError(f"{content}: give a dense matrix of real numbers, a row for each item")
     return embeddings
+
+
+def require_same_width(side: str, width: int, other_side: str, other_width: int) -> None:
+    if width != other_width:
+        columns = f"the {side} embeddings have {width} columns and the {other_side} has {other_width}"
+        raise UserError(f"{columns}: both must come from the same model")
 
 
 def as_array(values: Integers, name: str = "values") -> np.ndarray:
@@ -186,13 +184,9 @@ def numbered(
     gather: Callable[..., list[Any]] = lambda value: [value],
     may_lack: bool = False,
 ) -> tuple[Integers | None, Integers | None, Shaped[np.ndarray, " name"] | None]:
-    """Return labels or ids of both sides with text as integers, and the names in the order of their numbers.
+    """Return labels or ids of both sides with text as integers, and their names in order; others as they came.
 
-    What is no text comes back as it came. `gather` is a process group's `all_gather`. With `may_lack` a value that is
-    missing (None, NaN, empty) is −1, as "-1" is.
-
-    Raises:
-        UserError: where only some are text, or one is missing ("", "nan").
+    With `may_lack` a missing value (None, NaN, empty) is −1. UserError where only some are text, or one is missing.
     """
 
     def text(values: Integers | None) -> Shaped[np.ndarray, "..."] | None:
@@ -322,9 +316,7 @@ def check_sides(problem: RetrievalProblem) -> tuple[Any, Any, Any, Any]:
                 None if groups is None else integer_array(groups, name="group", rows=rows, side=side),
             )
         )
-    if widths[0] != widths[-1]:
-        fault = f"the query embeddings have width {widths[0]} and the gallery's {widths[1]}"
-        raise UserError(f"{fault}: embed both with the same model")
+    require_same_width("query", widths[0], "gallery", widths[-1])
     (labels, groups), (gallery_labels, gallery_groups) = checked[0], checked[-1]
     return labels, gallery_labels, groups, gallery_groups
 
@@ -347,10 +339,10 @@ def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " k
     chosen = np.flatnonzero(array) if array.dtype == np.bool_ and array.shape == (rows,) else array
     left_out = integers_of(chosen, "rows in junk", None, remedy="give gallery rows, or a truth value for each")
     _check_rows(left_out, "junk", "gallery", rows)
-    kept = np.setdiff1d(np.arange(rows), left_out)
-    if not len(kept):
+    searched = np.setdiff1d(np.arange(rows), left_out)
+    if not len(searched):
         raise UserError(f"all {rows} gallery rows are junk: nothing is left to retrieve")
-    return kept
+    return searched
 
 
 def _check_rows(indices: Int64[np.ndarray, " index"], name: str, side: str, rows: int) -> None:

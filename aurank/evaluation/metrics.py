@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.ranks import Ranks
-from aurank.evaluation.inputs import require_at_least, require_one_of
-from aurank.names import meant, nearest
+from aurank.evaluation.inputs import require_at_least
+from aurank.names import meant, nearest, require_choice
 
 MACRO = "macro:"  # the prefix of a metric that is averaged over classes instead of queries
 
@@ -64,7 +64,7 @@ Cut: TypeAlias = int | Int64[np.ndarray, " query"]  # one k for all queries, or 
 
 def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " positive"]:
     """Return the precision of the list that ends at each positive."""
-    require_one_of(TIES, ties=ties)
+    require_choice("ties", ties, TIES)
     positives = ranks.place if ties == "pessimistic" else ranks.at_least
     negatives = ranks.higher if ties == "optimistic" else ranks.higher + ranks.tied
     return np.asarray(positives / (positives + negatives))

@@ -14,9 +14,10 @@ from jaxtyping import Bool, Int64
 from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import check_rows, load_rows
-from aurank.evaluation.inputs import Integers, as_matrix, integer_array, require_one_of
+from aurank.evaluation.inputs import Integers, as_matrix, integer_array
 from aurank.evaluation.metrics import mean
 from aurank.files import write_text
+from aurank.names import require_choice
 
 PROTOCOLS = ("knn", "linear_probe")
 NEIGHBOURS, TEMPERATURE = 200, 0.07
@@ -73,11 +74,7 @@ def split_labels(
     *,
     seeds: Sequence[int] | None = None,
 ) -> tuple[list[tuple[int, np.ndarray, np.ndarray]], list[str]]:
-    """Return for each seed the rows that train and those that test, and notes; UserError if no probe is possible.
-
-    With `test_labels`, all of `labels` train and the test rows of their classes test. Without, each seed draws half of
-    the rows of every class for training (the larger half of an odd number), and the rest test.
-    """
+    """Return for each seed the rows that train and test, halves of each class without `test_labels`, and notes."""
     tested, least = (labels, 2) if test_labels is None else (test_labels, 1)
     names, counts = np.unique(labels, return_counts=True)
     names, counts = names[counts >= least], counts[counts >= least]
@@ -134,7 +131,7 @@ def probe(
         >>> probe(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0], k=1).metrics
         {'top1': 1.0, 'top5': 1.0, '1nn': 1.0}
     """
-    require_one_of(PROTOCOLS, protocol=protocol)
+    require_choice("protocol", protocol, PROTOCOLS)
     if (test is None) != (test_labels is None):
         raise UserError("test and test_labels go together: give both, or neither to probe within the one set")
     distance = "cosine" if protocol == "knn" else "euclidean"

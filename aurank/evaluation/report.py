@@ -104,7 +104,7 @@ class Report:
     notes: list[str] = field(default_factory=list)  # what a reader of the numbers must know
     intervals: Intervals | None = None
     curve: Curve | None = None  # the mean precision-recall curve, interpolated, at 101 recalls
-    approximation: dict[str, Any] | None = None  # the fields of an `Approximation`, where an index was measured
+    approximation: dict[str, Any] | None = None  # where an index was measured: what `index_report` returns
     postprocessing: dict[str, Any] | None = None  # "steps", "transductive", "fitted_rows", and "plain": metrics without
     codes: list[dict[str, Any]] | None = None  # a row for each: "dim", "precision", "bytes", "rescored", "metrics"
     group_pairs: list[dict[str, Any]] | None = None  # "query" and "gallery" (two groups), "num_queries", "metrics"

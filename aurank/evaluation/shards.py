@@ -25,7 +25,7 @@ def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: boo
     """
     fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
     require_equal(group, **settings, **fields)
-    whole: dict[str, Any] = {}
+    gathered: dict[str, Any] = {}
     for side, names in (
         ("query", ("embeddings", "labels", "ids", "groups")),
         ("gallery", ("gallery", "gallery_labels", "gallery_ids", "gallery_groups")),
@@ -40,8 +40,8 @@ def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: boo
             fault = f"all ranks gave the same {side} labels and ids, but other embeddings"
             raise UserError(f'{fault}: distributed="shards" says that these are different rows')
         for name, array in zip(names, arrays, strict=True):
-            whole[name] = array if array is None or (are_copies and not shards) else group.concatenate(array)
-    return replace(problem, **whole)
+            gathered[name] = array if array is None or (are_copies and not shards) else group.concatenate(array)
+    return replace(problem, **gathered)
 
 
 def require_equal(group: ProcessGroup, **settings: Any) -> None:

@@ -32,13 +32,7 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class SeedsAndClasses:
-    """A bootstrap over the classes of a test and the seeds of its trainings, with the same draws for every method.
-
-    Classes and seeds are drawn anew, each with replacement; a class counts by its queries, as mAUPRC does.
-
-    Args:
-        queries: of each class.
-    """
+    """A bootstrap over classes, which count by their `queries`, and seeds, alike for every method."""
 
     queries: Float64[np.ndarray, " class"]
     resamples: int = 10_000

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
@@ -69,7 +70,8 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": _plain, "shell": quote, "json": partial(json.dumps, default=str)}
+    environment.filters |= {"shell": quote, "json": partial(json.dumps, default=str)}
+    environment.filters["plain"] = lambda text: re.sub(r"([\\`*_\[\]<>#|&])", r"\\\1", one_line(text))
     environment.filters["code"] = lambda text: "`" + one_line(text).replace("`", "'").replace("|", "¦") + "`"
     return environment.get_template(name)
 
@@ -93,7 +95,3 @@ def _training_facts(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
         "begun_licence": published and published.license,
         "averaged": describe_average(dict(state), named=False),
     }
-
-
-def _plain(text: str) -> str:
-    return "".join(f"\\{each}" if each in "\\`*_[]<>#|&" else each for each in one_line(text))

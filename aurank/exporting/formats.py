@@ -5,7 +5,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from aurank.config import ModelConfig
 from aurank.data import Pipeline
 from aurank.errors import UserError
 from aurank.models import Encoder
@@ -29,42 +27,29 @@ _BETWEEN = ("Add", "Relu", "Clip", "MaxPool")
 """What stands between convolutions: in 8 bits too, values need not be widened from one to the next."""
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedEncoder:
-    encoder: Encoder  # in evaluation mode, on the CPU
-    config: ModelConfig  # that built it
-    pipeline: Pipeline  # the transform of its images
-    interpolation: str = "bilinear"  # Pillow's word for how these are resized
-
-    def preprocessing(self, *, is_inside: bool) -> str:
-        first = next(layer for layer in self.encoder.head.modules() if isinstance(layer, nn.Linear))
-        dim = first.in_features if self.encoder.discard_head else self.encoder.dim
-        return pack_preprocessing(self.pipeline, dim=dim, is_inside=is_inside)
+def packed_preprocessing(encoder: Encoder, pipeline: Pipeline, *, is_inside: bool) -> str:
+    first = next(layer for layer in encoder.head.modules() if isinstance(layer, nn.Linear))
+    dim = first.in_features if encoder.discard_head else encoder.dim
+    return pack_preprocessing(pipeline, dim=dim, is_inside=is_inside)
 
 
 class Portable(nn.Module):
     def __init__(self, encoder: Encoder, pipeline: Pipeline) -> None:
         super().__init__()
         self.encoder = encoder
-        self.offset: Tensor
-        self.scale: Tensor
-        self.unit: Tensor
-        # The same sums as Pipeline.normalise, so that both give the same float32 numbers.
-        for name, values in zip(("unit", "offset", "scale"), pipeline.constants(), strict=True):
-            self.register_buffer(name, values)
-        self.is_divided = pipeline.unit != 1
+        self.unit, self.offset, self.scale = map(nn.Buffer, pipeline.constants())
 
     def forward(self, pixels: UInt8[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
-        values = pixels.float() / self.unit if self.is_divided else pixels.float()
-        embeddings: Tensor = self.encoder((values - self.offset) / self.scale)
+        # The same sums as Pipeline.normalise, so that both give the same float32 numbers.
+        embeddings: Tensor = self.encoder((pixels.float() / self.unit - self.offset) / self.scale)
         return embeddings
 
 
-def write_graph(model: TrainedEncoder, path: Path) -> None:
-    if (size := sum(value.nbytes for value in model.encoder.state_dict().values())) > _ONE_FILE:
+def write_graph(encoder: Encoder, pipeline: Pipeline, path: Path) -> None:
+    if (size := sum(value.nbytes for value in encoder.state_dict().values())) > _ONE_FILE:
         raise UserError(f"--to onnx: an ONNX file holds at most 2 GiB, the weights are {size:,} bytes; use --to hf")
-    portable = Portable(model.encoder, model.pipeline).eval().requires_grad_(False)
-    example = torch.zeros(2, model.pipeline.channels, *model.pipeline.size, dtype=torch.uint8)
+    portable = Portable(encoder, pipeline).eval().requires_grad_(False)
+    example = torch.zeros(2, pipeline.channels, *pipeline.size, dtype=torch.uint8)
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
     with _quiet():
         shapes = {"pixels": {0: torch.export.Dim("batch")}}
@@ -73,7 +58,7 @@ def write_graph(model: TrainedEncoder, path: Path) -> None:
             for node in module.graph.nodes:
                 node.meta.pop("stack_trace", None)  # names folders of this machine
         graph: Any = torch.onnx.export(program, dynamo=True, verbose=False, dynamic_shapes=None, **names)
-    graph.model.metadata_props[PREPROCESSING] = model.preprocessing(is_inside=True)
+    graph.model.metadata_props[PREPROCESSING] = packed_preprocessing(encoder, pipeline, is_inside=True)
     for value in (*graph.model.graph.inputs, *graph.model.graph.outputs):
         value.shape[0] = "batch"  # torch calls it s77
     graph.save(path, external_data=False)
@@ -81,7 +66,6 @@ def write_graph(model: TrainedEncoder, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A context in which the exporter logs and warns of nothing."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

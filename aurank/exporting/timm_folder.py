@@ -6,21 +6,22 @@ import math
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from aurank.config import ModelConfig
 from aurank.data import Pipeline
 from aurank.data.transforms.base import AREA
-from aurank.exporting.formats import TrainedEncoder
+from aurank.exporting.formats import packed_preprocessing
 from aurank.files import write_safetensors, write_text
+from aurank.models import Encoder
 from aurank.models.adapters.exported import StoredTransform, crop_of
 from aurank.models.image_model import ImageModel
 
 SETTINGS, PREPROCESSING = "config.json", "preprocessing.json"
 
 
-def write_folder(source: TrainedEncoder, path: Path) -> None:
+def write_folder(encoder: Encoder, config: ModelConfig, pipeline: Pipeline, path: Path) -> None:
     """Write timm's own model beside `path`, with the encoder's weights and the projection as its classifier."""
-    encoder, config, pipeline = source.encoder, source.config, source.pipeline
     timm: Any = importlib.import_module("timm")
     arguments = {**config.params, "in_chans": pipeline.channels}
     arguments.setdefault("global_pool", config.pooling)
@@ -42,33 +43,26 @@ def write_folder(source: TrainedEncoder, path: Path) -> None:
         "global_pool": arguments["global_pool"],
         "model_args": arguments,
         "pretrained_cfg": {
-            **timm_settings(pipeline, source.interpolation),
+            **timm_settings(pipeline),
             "fixed_input_size": bool(published.get("fixed_input_size", False)),
             "num_classes": model.num_classes,
             **{name: published[name] for name in structure if published.get(name) is not None},
         },
     }
     write_text(path.with_name(SETTINGS), json.dumps(content, indent=2) + "\n")
-    write_text(path.with_name(PREPROCESSING), source.preprocessing(is_inside=False) + "\n")
+    write_text(path.with_name(PREPROCESSING), packed_preprocessing(encoder, pipeline, is_inside=False) + "\n")
     write_safetensors(path, model.state_dict())
 
 
 def load_folder(folder: Path, pipeline: Pipeline) -> ImageModel:
-    """Return the model of a folder, with the preprocessing of its training."""
+    """Return the model of a folder, with the preprocessing of its training and the unit length that users add."""
     timm: Any = importlib.import_module("timm")
     module: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    network = nn.Sequential(module, _UnitLength()).eval()
-    return ImageModel("timm", network, StoredTransform(pipeline, is_inside=False), "timm", pipeline.channels)
+    module.register_forward_hook(lambda module, images, embeddings: nn.functional.normalize(embeddings, dim=-1))
+    return ImageModel("timm", module.eval(), StoredTransform(pipeline, is_inside=False), "timm", pipeline.channels)
 
 
-class _UnitLength(nn.Module):
-    """What whoever loads the folder does by himself."""
-
-    def forward(self, embeddings: Tensor) -> Tensor:
-        return nn.functional.normalize(embeddings, dim=-1)
-
-
-def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
+def timm_settings(pipeline: Pipeline) -> dict[str, Any]:
     mode, canvas = crop_of(pipeline)
     pairs = list(zip(pipeline.size, canvas, strict=True))
     crop_pct = getattr(pipeline, "crop_pct", min(side / before for side, before in pairs))
@@ -77,7 +71,7 @@ def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
         crop_pct = math.nextafter(crop_pct, 0)
     return {
         "input_size": [pipeline.channels, *pipeline.size],
-        "interpolation": interpolation,
+        "interpolation": pillow_interpolation(pipeline),
         "crop_pct": crop_pct,
         "crop_mode": mode,
         "mean": list(pipeline.mean or ()),

@@ -6,11 +6,13 @@ from aurank.lazy import lazy_names
 
 if TYPE_CHECKING:  # the names of these files
     from aurank.models.encoder import *
+    from aurank.models.explanation import *
     from aurank.models.image_model import *
     from aurank.models.text_encoder import *
 else:
     NAMES = {
         "encoder": ["Encoder", "GeneralisedMean", "POOLINGS"],
+        "explanation": ["Explanation", "explain"],
         "image_model": ["ImageModel"],
         "text_encoder": ["TextTower", "TwoTower"],
     }

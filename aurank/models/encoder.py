@@ -200,6 +200,7 @@ class _FeatureMap(nn.Module):
         self.model = model
         self.num_features = int(model.num_features)  # type: ignore[arg-type]  # channels of the last feature map
         self.last = getattr(model, "output_fmt", "NCHW") == "NHWC"
+        self.forward_head = nn.Identity()  # the second of the parts that timm's networks have
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.model.forward_features(images)  # type: ignore[operator]
@@ -209,6 +210,8 @@ class _FeatureMap(nn.Module):
                 f"{tuple(features.shape)}; use model.pooling=avg"
             )
         return features.permute(0, 3, 1, 2) if self.last else features
+
+    forward_features = forward
 
 
 def _create_backbone(

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -29,6 +30,8 @@ from aurank.names import meant, nearest
 Transform = Callable[[Image.Image], Tensor]
 Tokenise = Callable[[Sequence[str]], Tensor]
 """Texts to int64 tokens [text, length], 0 where there is none."""
+TextParts = tuple[nn.Module, Tokenise]
+"""A text model: maps the tokens that it expects, [text, length], to features [text, width]."""
 _PHOTO = (str, Path, bytes, Image.Image, np.ndarray, PhotoFile)
 # Arguments of `encode` in sentence-transformers and mteb that change nothing for images.
 _FURTHER = {"show_progress_bar", "convert_to_numpy", "precision", "prompt", "prompt_name", "truncate_dim"}
@@ -46,6 +49,7 @@ class ImageModel:
         notes: what was taken of a file of weights.
         config: the configuration of a model that was trained here.
         origin: the name that builds it again, where that is not its own name.
+        load_text: loads the text tower of the same space; None for a model of images alone.
 
     Example:
         >>> from aurank.models.adapters.by_name import load_model
@@ -63,6 +67,7 @@ class ImageModel:
     notes: tuple[str, ...] = ()
     config: Any = None
     origin: str = ""
+    load_text: Callable[[], TextParts] | None = None
     mteb_model_meta = None  # mteb then names the model itself
 
     @property
@@ -158,6 +163,27 @@ class ImageModel:
         rows = normalize(torch.from_numpy(rows)).numpy() if normalize_embeddings else rows
         rows = rows[0] if is_single else rows
         return torch.from_numpy(rows) if convert_to_tensor else rows
+
+    @cached_property
+    def text(self) -> TextParts:
+        """The text tower, loaded when first asked for; UserError for a model that has none."""
+        if self.load_text is None:
+            raise UserError(f"{self.name} has no text tower for words: open_clip, transformers and model.text have one")
+        return self.load_text()
+
+    @torch.inference_mode()
+    def encode_texts(self, texts: Sequence[str], batch_size: int = 64) -> np.ndarray:
+        """Return the embeddings of texts, float32 [text, dim], which are compared with those of images.
+
+        A text that is longer than the model's context loses its end, as the model's own tokeniser cuts it. UserError
+        for a model without a text tower, or where its tokeniser cannot be had.
+        """
+        module, tokenise = self.text
+        device = next(self.module.parameters()).device
+        module.to(device).eval()
+        batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
+        parts = [module(tokenise(batch).to(device)).float().cpu().numpy() for batch in batches]
+        return np.concatenate(parts or [np.empty((0, 0), np.float32)])
 
     def _read(self, photo: Any, number: int, max_pixels: int) -> Pixels:
         if not isinstance(photo, _PHOTO):

@@ -124,7 +124,7 @@ class TwoTower(nn.Module):
         self.image = image
         self.text = text
         self.tokeniser = tokeniser if isinstance(tokeniser, Tokeniser) else None  # that a checkpoint keeps
-        self.tokenise: Any = self.tokeniser.encode if self.tokeniser else tokeniser
+        self.tokenise: Any = tokeniser
 
     def forward(self, batch: Tensor) -> Float[Tensor, "item dim"]:
         """Return embeddings of images, or of the tokens of texts."""

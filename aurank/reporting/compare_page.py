@@ -82,8 +82,8 @@ def _won_and_lost(
         sides = [grid_rows(report, indices, pictures) for report in both]
         rows = [
             {
-                "query": shown[0].query,
-                "row": shown[0].row,
+                "query": shown[0]["query"],
+                "row": shown[0]["row"],
                 "values": f"{a[index]:.3f} → {b[index]:.3f}",
                 "change": float(change[index]),
                 "sides": list(zip(names, shown, strict=True)),

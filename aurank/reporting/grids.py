@@ -1,7 +1,6 @@
 """Retrieval grids: which queries are worth a look, and the list of each."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,28 +11,7 @@ from aurank.names import meant, nearest
 from aurank.reporting.pictures import Pictures
 
 SEED = 0
-
-
-@dataclass(frozen=True)
-class Item:
-    path: str
-    label: str
-    picture: str | None
-    group: str = ""  # such as its camera
-    score: float | None = None  # None: the query
-    is_right: bool = False
-    rank: int = 0
-    is_apart: bool = False  # after the list: the first positive of a query that finds none in it
-
-
-@dataclass(frozen=True)
-class GridRow:
-    query: Item
-    items: list[Item]
-    ap: float
-    row: int
-    first_rank: int
-    num_positives: int
+_EXPLAINED = 2  # queries of a grid
 
 
 def make_grids(
@@ -75,26 +53,31 @@ def _text(columns: Mapping[str, np.ndarray], rows: int, *names: str) -> np.ndarr
     return next((columns[name].astype(np.str_) for name in names if name in columns), np.full(rows, ""))
 
 
-def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> list[GridRow]:
+def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> list[dict[str, Any]]:
     values, lists, count = report.per_query, report.neighbours, report.num_gallery
     query_columns = [_text(values, len(values["query"]), name) for name in ("path", "group")]
     gallery_columns = [_text(report.gallery, count, name) for name in ("path", "group")]
     names, labels = query_names(report), gallery_names(report)
-    rows = []
+    rows = list[dict[str, Any]]()
     for index in indices:
         path, group = (str(column[index]) for column in query_columns)
-        query, items = Item(path, str(names[index]), pictures.of(path), group), list[Item]()
-        numbers = [int(values[name][index]) for name in ("query", "first_rank", "num_positives")]
+        query = {"path": path, "label": str(names[index]), "picture": pictures.of(path), "group": group}
+        hits = list[dict[str, Any]]()
+        facts = {name: int(values[name][index]) for name in ("first_rank", "num_positives")}
         listed: list[tuple[int, float, bool, int, bool]] = []
         if lists is not None:
             columns = (column[index].tolist() for column in (lists.row, lists.score, lists.is_positive))
-            hits = enumerate(zip(*columns, strict=True), 1)
-            listed = [(row, score, is_right, rank, False) for rank, (row, score, is_right) in hits if row >= 0]
+            entries = enumerate(zip(*columns, strict=True), 1)
+            listed = [(row, score, is_right, rank, False) for rank, (row, score, is_right) in entries if row >= 0]
             if FIRST[0] in values and not lists.is_positive[index].any():
                 row, score = (values[name][index] for name in FIRST)
-                listed.append((int(row), float(score), True, numbers[1], True))
+                listed.append((int(row), float(score), True, facts["first_rank"], True))  # after the list: none in it
         for row, score, is_right, rank, is_apart in listed:
             path, group = (str(column[row]) for column in gallery_columns)
-            items.append(Item(path, str(labels[row]), pictures.of(path), group, score, is_right, rank, is_apart))
-        rows.append(GridRow(query, items, float(values["ap"][index]), *numbers))
+            hit = {"path": path, "label": str(labels[row]), "picture": pictures.of(path), "group": group}
+            hits.append({**hit, "score": score, "is_right": is_right, "rank": rank, "is_apart": is_apart})
+        first = {hit["is_right"]: (hit["rank"], hit["path"]) for hit in reversed(hits)}
+        alike = pictures.explained(str(query["path"]), dict(sorted(first.values()))) if len(rows) < _EXPLAINED else []
+        row = {"query": query, "hits": hits, "row": int(values["query"][index]), "ap": float(values["ap"][index])}
+        rows.append({**row, **facts, "alike": alike})
     return rows

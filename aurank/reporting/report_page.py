@@ -1,17 +1,16 @@
 """report.html: the numbers, curves and lists of an evaluation in one file that people look at."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from aurank.data.checks.findings import Finding
 from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.report import Report
+from aurank.models.image_model import ImageModel
 from aurank.reporting.charts import codes, curves, svg
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
@@ -35,28 +34,22 @@ HEADINGS = {
 CARDS = ("mauprc", "recall@1", "recall@10", "map@r", "mrr", "auroc")
 
 
-@dataclass(frozen=True, eq=False)
-class Examined:
-    """The doctor's findings, about rows of `paths` and `classes`; `left_out` says what was not looked at."""
-
-    findings: Sequence[Finding]
-    paths: np.ndarray
-    classes: np.ndarray
-    left_out: Sequence[str] = ()
-
-
 def report_page(
     report: Report,
     *,
     source: ImageSource | None = None,
+    model: ImageModel | None = None,
     classes: Sequence[str] = (),
-    examined: Examined | None = None,
+    examined: Mapping[str, Any] | None = None,
     course: Mapping[str, Any] | None = None,
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
-    """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions and hubs."""
-    pictures, lists = Pictures(source), report.neighbours
+    """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions and hubs.
+
+    `examined`: the doctor's "findings", about rows of "paths" and "classes"; "left_out" says what was not looked at.
+    """
+    pictures, lists = Pictures(source, model=model), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
     charts = curves({"": report})
     if report.codes:
@@ -74,8 +67,8 @@ def report_page(
             confused = {"columns": listed.tolist(), "rows": rows}
     findings: list[dict[str, Any]] = []
     if examined is not None:
-        paths, names = examined.paths.astype(np.str_).tolist(), examined.classes.astype(np.str_).tolist()
-        findings = shown_findings(examined.findings, pictures, lambda row: (paths[row], endings([names[row]])[0]))
+        paths, names = (examined[name].astype(np.str_).tolist() for name in ("paths", "classes"))
+        findings = shown_findings(examined["findings"], pictures, lambda row: (paths[row], endings([names[row]])[0]))
     pairs = {(pair["query"], pair["gallery"]): pair for pair in report.group_pairs or []}
     cameras = dict.fromkeys(name for pair in pairs for name in pair)
     sections = {
@@ -139,7 +132,7 @@ def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, A
     counts = hubs(lists, report.num_gallery)
     names, paths = gallery_names(report), report.gallery.get("path")
     images = []
-    for row, number, right in zip(counts.row.tolist(), counts.lists.tolist(), counts.right.tolist(), strict=True):
+    for row, number, right in zip(*(counts[name].tolist() for name in ("row", "lists", "right")), strict=True):
         path = "" if paths is None else str(paths[row])
         image = {"row": row, "lists": number, "right": right, "label": names[row]}
         images.append({**image, "path": path, "picture": pictures.of(path)})

@@ -33,14 +33,7 @@ def class_csv(report: Report) -> str:
 
 
 def to_markdown(reports: Mapping[str, Report], metrics: Sequence[str] | None = None) -> str:
-    """Return a Markdown table, one report a line by its name and one metric a column, intervals in brackets.
-
-    Args:
-        metrics: default: those that all reports have, in the order of the first.
-
-    Raises:
-        UserError: a report lacks one of the metrics.
-    """
+    """Return a Markdown table: a report a line, a metric a column, by default those of all reports."""
     names = common_metrics([*reports.values()]) if metrics is None else list(metrics)
     rows = []
     for title, report in reports.items():

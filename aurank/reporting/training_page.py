@@ -28,15 +28,7 @@ def training_page(
     source: ImageSource | None = None,
     facts: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the page of a run as HTML text; without a report it shows the course of the training alone.
-
-    Args:
-        run: the folder of the run, whose metrics.jsonl is drawn.
-        settings: its configuration as YAML.
-        chosen_by: the metric of the validation split that chose the best weights.
-        source: of the pictures of the test images.
-        facts: how the run was made, beside the report's facts.
-    """
+    """Return the page of a run's folder as HTML text; without a report the course of the training alone."""
     with reading(metrics := run / "metrics.jsonl", "the metrics of a run"):
         records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
         steps, validations = ([record for record in records if record["split"] == split] for split in ("train", "val"))

@@ -1,5 +1,5 @@
 """A page in the browser and an API that search an index of images (the extra `serve`): FastAPI behind uvicorn."""
 
-from aurank.serving.server import Served, serve
+from aurank.serving.server import serve
 
-__all__ = ["Served", "serve"]
+__all__ = ["serve"]

@@ -5,13 +5,13 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from anyio import CapacityLimiter, WouldBlock
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 from aurank.commands import ImageIndex
 from aurank.data.decode import quiet_decoding
 from aurank.reporting.page import render
-from aurank.serving.gallery import ClassSize, Gallery, ImagePage, SearchResult
+from aurank.serving.gallery import ClassSize, Gallery, ImagePage, Reason, SearchResult
 from aurank.serving.uploads import DEEPEST, FORMATS, Limits, PhotoSearch, RowSearch, Window, read_search
 
 _HEADERS = {
@@ -75,7 +75,7 @@ def make_app(
     searching, drawing = CapacityLimiter(limits.threads), CapacityLimiter(limits.threads)
     searches = CapacityLimiter(limits.threads + limits.waiting)
     drawings = CapacityLimiter(limits.threads + 8 * limits.waiting)
-    page = render("serve.html", title="Search by photo")
+    page = render("serve.html", title=f"Search by photo{' or words' * gallery.takes_texts}", texts=gallery.takes_texts)
     # The policy of the page names its script and its style by their digests.
     texts = re.findall(r"<(script|style)>(.*?)</\1>", page, flags=re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for _, text in texts]
@@ -132,14 +132,22 @@ def make_app(
         headers = {"etag": f'"{gallery.version}-{row}"', "cache-control": "private, no-cache"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        with admitted(drawings):
+        refuse_when_full(drawings)
+        async with drawings:
             kind, content = await run_sync(gallery.picture, row, limiter=drawing)
         return Response(content, media_type=kind, headers=headers)
 
     @app.post("/api/search", openapi_extra={"requestBody": {"required": True, "content": _BODY}})
     async def search(request: Request) -> SearchResult:
-        with admitted(searches):
+        refuse_when_full(searches)
+        async with searches:
             return await run_sync(gallery.search, await read_search(request, limits), limiter=searching)
+
+    @app.post("/api/images/{row}/explain", openapi_extra={"requestBody": {"required": True, "content": _BODY}})
+    async def explain(request: Request, row: Annotated[int, Path(ge=0)]) -> Reason:
+        refuse_when_full(searches)
+        async with searches:
+            return await run_sync(gallery.explain, await read_search(request, limits), row, limiter=searching)
 
     return shield(app, hosts, token)
 
@@ -150,18 +158,10 @@ async def _quiet(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-@contextmanager
-def admitted(requests: CapacityLimiter) -> Iterator[None]:
-    """Count a request while it is answered; refuse it with 503 if too many are."""
-    try:
-        requests.acquire_nowait()
-    except WouldBlock:
+def refuse_when_full(requests: CapacityLimiter) -> None:
+    if not requests.available_tokens:
         refusal = "too many searches are waiting; try again in a moment"
-        raise HTTPException(503, refusal, headers={"retry-after": "1"}) from None
-    try:
-        yield
-    finally:
-        requests.release()
+        raise HTTPException(503, refusal, headers={"retry-after": "1"})
 
 
 def shield(app: ASGIApp, hosts: Sequence[str] | None, token: str | None = None) -> ASGIApp:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import PureWindowsPath
 from typing import Annotated
@@ -13,14 +14,15 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
-from aurank.commands.galleries.search import ImageIndex
+from aurank.commands.galleries.search import ImageIndex, mixed_query
 from aurank.errors import UserError
+from aurank.models import explain
 from aurank.names import meant, nearest
-from aurank.reporting.pictures import thumbnail
+from aurank.reporting.pictures import heat_maps, thumbnail
 from aurank.serving.uploads import DEEPEST, PhotoSearch, RowSearch, Window, decode_upload
 
 SIDE = 256  # pixels of the longer side of a picture
-_PICTURES, _PHOTOS = 2048, 256  # so many pictures, and embeddings of photos, of the last requests are kept
+_PICTURES, _QUERIES = 2048, 256  # so many pictures, and embeddings of queries, of the last requests are kept
 
 # Written as a call, for the key "class".
 Shown = TypedDict("Shown", {"row": int, "name": str, "class": str | None})
@@ -43,11 +45,16 @@ class ImagePage(TypedDict):
 
 
 class SearchResult(TypedDict):
-    query: Annotated[Shown | None, Field(description="The image of the gallery; null for a photo.")]
+    query: Annotated[Shown | None, Field(description="The image of the gallery; null for a photo or words alone.")]
     score: Annotated[str, Field(description="cosine, dot or euclidean (minus the squared distance).")]
     offset: int
     total: Annotated[int, Field(description=f"How many can be paged through: {DEEPEST:,} at most.")]
     neighbours: list[Neighbour]
+
+
+class Reason(TypedDict):
+    text: str
+    pictures: Annotated[list[str], Field(description="The query and the image with heat maps, as data URLs.")]
 
 
 class Gallery:
@@ -72,7 +79,10 @@ class Gallery:
         self.score, self.model = str(index.about["distance"]), f"{kind}:{public_name(network)}"
         self.description = index.description.replace(model, self.model, 1)
         self.version = hashlib.sha256(json.dumps(index.about, sort_keys=True).encode()).hexdigest()[:16]
-        self._embeddings: dict[bytes, np.ndarray] = {}
+        self._embeddings: dict[tuple[int | None, str, bytes], np.ndarray] = {}
+        self.takes_texts = False
+        with suppress(UserError):
+            self.takes_texts = bool(index.load_model().text)
         self._thumbnail = lru_cache(_PICTURES)(
             lambda row: thumbnail(index.read_image(self._ids[row], on_white=True), SIDE)
         )
@@ -83,20 +93,47 @@ class Gallery:
         return {"offset": window.offset, "total": len(rows), "images": images}
 
     def search(self, query: RowSearch | PhotoSearch) -> SearchResult:
-        if isinstance(query, RowSearch):
-            self.require(query.row)
-            return self._neighbours(query, query.row)
-        key = hashlib.sha256(query.photo).digest()
+        row = query.row if isinstance(query, RowSearch) else None
+        if row is not None:
+            self.require(row)
+            if not query.text:
+                return self._neighbours(query, row)
+        key = row, query.text, hashlib.sha256(query.photo if isinstance(query, PhotoSearch) else b"").digest()
         try:
             if (embedding := self._embeddings.get(key)) is None:
-                embedding = self.index.embed([decode_upload(query.photo, self.max_pixels)])
+                embedding = self._embed(query)
             neighbours = self._neighbours(query, embedding)
         except UserError:  # its text names the model's file
-            raise HTTPException(422, "the model makes no embedding of this photo that can be searched with") from None
+            raise HTTPException(422, "the model makes no embedding of this query that can be searched with") from None
         self._embeddings[key] = embedding  # its results are paged through
-        for oldest in list(self._embeddings)[:-_PHOTOS]:
+        for oldest in list(self._embeddings)[:-_QUERIES]:
             self._embeddings.pop(oldest, None)  # another thread may have been as quick
-        return neighbours
+        return neighbours if row is None else {**neighbours, "query": self._shown(row)}
+
+    def _embed(self, query: RowSearch | PhotoSearch) -> np.ndarray:
+        parts = []
+        if isinstance(query, PhotoSearch):
+            parts.append(self.index.embed([decode_upload(query.photo, self.max_pixels)]))
+        elif query.row is not None:
+            parts.append(np.asarray(self.index.rows.embeddings[np.array([self._ids[query.row]])]))
+        if query.text:
+            parts.append(self.index.embed_texts([query.text]))
+        if not parts:
+            raise HTTPException(422, "name the row of an image, or a text")
+        return mixed_query(np.concatenate(parts)) if query.text else parts[0]
+
+    def explain(self, query: RowSearch | PhotoSearch, row: int) -> Reason:
+        number = query.row if isinstance(query, RowSearch) else 0
+        if number is None or query.text:
+            raise HTTPException(422, "a photo or an image is explained, no words")
+        self.require(max(row, number))
+        read, size = self.index.read_image, self.max_pixels
+        try:
+            photo = read(self._ids[number]) if isinstance(query, RowSearch) else decode_upload(query.photo, size)
+            reason = explain(self.index.load_model(), photo, [read(self._ids[row])])[0]
+        except UserError:  # its text names files
+            raise HTTPException(422, "an image is gone, or the model has no cells to explain a cosine by") from None
+        return {"text": str(reason), "pictures": heat_maps(reason)}
 
     def picture(self, row: int) -> tuple[str, bytes]:
         try:

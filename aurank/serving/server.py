@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,23 +28,6 @@ if TYPE_CHECKING:
     from aurank.serving.uploads import Limits
 
 
-@dataclass(frozen=True)
-class Served:
-    """What is served, and where: said once, when the first request can come.
-
-    Attributes:
-        is_local: whether only this machine reaches it.
-
-    Example:
-        >>> Served("http://127.0.0.1:8000/", images=30, is_local=True).address
-        'http://127.0.0.1:8000/'
-    """
-
-    address: str
-    images: int
-    is_local: bool
-
-
 def serve(
     folder: str | Path,
     *,
@@ -59,7 +41,7 @@ def serve(
     device: str | None = None,
     allow_code: bool = False,
     limits: "Limits | None" = None,
-    started: Callable[[Served], None] | None = None,
+    started: Callable[[str, int, bool], None] | None = None,
 ) -> None:
     """Serve a page and a read-only API that search an index of images, until the process is interrupted.
 
@@ -73,7 +55,8 @@ def serve(
         device: where the model runs, such as cuda; default: cpu.
         allow_code: trust the model of the index: let its code run.
         limits: of requests.
-        started: told when the first request can come.
+        started: called with the address, how many images it has, and whether this machine alone reaches it, when the
+            first request can come.
 
     Raises:
         UserError: a missing library, an address that cannot be had or wants a token, or an index or a model that cannot
@@ -114,7 +97,7 @@ def serve(
         index = _load_index(folder, opening)  # with several workers too: it tells what cannot be read
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
-            started(Served(f"http://{shown}:{bound}/", len(index), is_local))
+            started(f"http://{shown}:{bound}/", len(index), is_local)
         if workers == 1:
             with suppress(KeyboardInterrupt):  # the usual end
                 server_of(make_app(index, **serving)).run([listening])

@@ -4,7 +4,7 @@ import asyncio
 import io
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Request
@@ -25,6 +25,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _FIELD_BYTES = 2**16  # of JSON, or of a form beside its photo
 _LONGEST_STRIP = 100  # its shorter side enlarged to what a model takes, a longer one would fill the memory
 _DROPPED = 8  # times the limit: what is still read of a body that is too large, so that its sender hears why
+Words = Annotated[str, Field(max_length=1000, description="Words; with an image or a photo they are one query.")]
 
 
 class Window(BaseModel):
@@ -36,15 +37,17 @@ class Window(BaseModel):
 
 
 class RowSearch(Window):
-    """A search with an image of the gallery."""
+    """A search with an image of the gallery, with words, or with both."""
 
-    row: int = Field(ge=0, le=2**63 - 1, description="The image's row in the gallery.")
+    row: int | None = Field(None, ge=0, le=2**63 - 1, description="The image's row in the gallery.")
+    text: Words = ""
 
 
 class PhotoSearch(Window):
     """A search with a photo, as a form."""
 
     photo: bytes
+    text: Words = ""
 
 
 @dataclass(frozen=True)

@@ -324,11 +324,7 @@ class Loop:
         return improved
 
     def save(self, name: str) -> None:
-        """Write a checkpoint: "best" with the weights and what measuring them needs, "last" with all to resume from.
-
-        Raises:
-            Diverged: the weights, or the parameters of the loss, are not finite; what was saved before stays.
-        """
+        """Write a checkpoint, "best" to measure or "last" to resume from; Diverged if weights are not finite."""
         self._look()
         trainer, progress = self.trainer, self.progress
         parameters = itertools.chain(trainer.model.parameters(), trainer.loss.parameters())

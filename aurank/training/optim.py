@@ -93,16 +93,10 @@ RATES = {"sgd": Range(1e-3, 3.0, log=True), "lars": Range(1e-2, 10.0, log=True),
 
 
 def loss_groups(name: str, loss: nn.Module, term: LossTerm, *, usual: float) -> list[dict[str, Any]]:
-    """Return the optimiser groups of a loss's own parameters, such as temperatures and proxies.
-
-    LARS adapts none of them, which would tie a temperature's step to its size, and only vectors are decayed.
-
-    Args:
-        usual: `lr_multiplier` where the configuration gives none.
-    """
+    """Return the parameters of a loss as groups; LARS adapts none, `usual` is the multiplier where none is given."""
     trained = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     multiplier = usual if term.lr_multiplier is None else term.lr_multiplier
-    common = {"lr_multiplier": multiplier, "always_adapt": False}
+    common = {"lr_multiplier": multiplier, "always_adapt": False}  # LARS would tie a temperature's step to its size
     decayed = [parameter for parameter in trained if parameter.ndim > 1 and term.weight_decay]
     plain = [parameter for parameter in trained if parameter.ndim <= 1 or not term.weight_decay]
     groups = [

@@ -221,10 +221,7 @@ def _run(loop: Loop, started: float, page: bool) -> TrainResult:
 
 
 def _test(loop: Loop, test: Manifest, page: bool) -> tuple[Report | None, dict[str, TwoWayReport], int]:
-    """Measure the test split under the best weights, all processes together, and save the reports in the first.
-
-    Returns what was measured, nothing in other processes, and how many images were skipped.
-    """
+    """Measure the test split under the best weights, all processes together, and save the reports in the first."""
     trainer, out, group = loop.trainer, loop.out, loop.group
     loop.listen("testing", {"images": len(test)})
 

@@ -155,11 +155,7 @@ class Trainer:
             module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
 
     def forward(self, batch: Batch, shares: Shares | None = None) -> tuple[Float[Tensor, "image dim"], Tensor]:
-        """Return the embeddings of a batch's images, and the loss of the batch.
-
-        Args:
-            shares: what all processes have of the batch, where that is known: less is then exchanged.
-        """
+        """Return the embeddings of a batch's images, and its loss; `shares` spare processes an exchange."""
         for gather in self._gathers:
             gather.announced = shares
         references: dict[str, Tensor] = {}
@@ -240,8 +236,7 @@ def reencode(
 ) -> Float[Tensor, "image dim"]:
     """Return the embeddings of training images by their rows, not augmented, with the current weights.
 
-    The encoder keeps its mode and buffers, and every random generator its state. Batch norms in training mode take
-    their statistics over the images asked for; a single image, which has none, is doubled.
+    The encoder keeps its mode and buffers, random generators their state; a batch norm gets a single image twice.
     """
     device = next(encoder.parameters()).device
     if not len(ids):
@@ -271,14 +266,7 @@ def nearest_images(
     accelerator: Accelerator,
     config: Config,
 ) -> Int64[np.ndarray, "image count"]:
-    """Return the rows nearest to each training image, nearest first, the same in each process.
-
-    −1 where there are no more, and for images that could not be read. The processes share the embedding; the main one
-    searches with faiss, exactly up to float32.
-
-    Args:
-        training_images: returns them under the evaluation transform.
-    """
+    """Return the rows nearest to each training image, as the evaluation shows it, the nearest first, then −1."""
     data, device = training_images(), accelerator.device
     table = torch.full((len(data), count), -1)
     group = ProcessGroup(None)
@@ -306,10 +294,7 @@ def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Cal
 
 
 def start_projection(encoder: Encoder, config: Config, training_images: Callable[[], ImageDataset]) -> None:
-    """Give a linear projection the first weights that model.head_start names; all processes call it.
-
-    The principal components are those of the pooled features of at most `PCA_ROWS` training images.
-    """
+    """Give a linear projection the first weights that model.head_start names; all processes call it."""
     head, start = encoder.head, config.model.head_start
     if not isinstance(head, nn.Linear) or config.model.init_from is not None:
         return

@@ -84,10 +84,7 @@ class LossWatch:
         return self.every == 1
 
     def look(self) -> tuple[list[float], dict[str, list[float]], bool]:
-        """Return the losses since the last look, up to the first that is not finite; their terms; whether one is.
-
-        It is the same in all processes.
-        """
+        """Return losses since the last look, up to one that is not finite, their terms, and whether one is."""
         if not self.losses:
             return [], {}, False
         losses, terms, mark = self.losses, self.terms, int(self._flags[0])

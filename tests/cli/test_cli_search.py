@@ -68,6 +68,29 @@ def test_more_than_the_index_holds_is_all_of_it(aurank: Shell) -> None:
     assert (code, complaint) == (0, "--k 7 asks for more than the 6 images of the index: all are listed\n")
 
 
+def test_words_and_photos_are_options_of_one_query(aurank: Shell) -> None:
+    code, out, err = aurank("search", "index", "--photo", "photos/c1/2.png", "--not", "photos/c0/0.png", "--k", "3")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "photos/c1/2.png -1 × photos/c0/0.png"
+    assert "c0/0.png" not in "".join(out.splitlines()[2:5])
+    same, _ = aurank.done("search", "index", "--photo", "photos/c1/2.png", "--k", "3", "--weights", "2")
+    assert same.splitlines()[1:] == aurank.done("search", "index", "photos/c1/2.png", "--k", "3")[0].splitlines()[1:]
+    for given, message in (
+        (
+            ["--text", "red mug"],
+            f"{MODEL} has no text tower for words: open_clip, transformers and model.text have one",
+        ),
+        ([], "FOLDER needs PHOTOS or --photo or --text or --not: they say what is looked for"),
+        (["photos", "--text", "red mug"], "PHOTOS does not go with --text: name photos of one query by --photo"),
+        (["photos", "--weights", "2"], "PHOTOS does not go with --weights: name photos of one query by --photo"),
+        (["--not", "photos/gone.png"], "photos/gone.png: there is no such file"),
+        (["--photo", "photos/c1/2.png", "--weights", "1,2"], "2 weights for 1 photos and texts"),
+    ):
+        code, _, err = aurank("search", "index", *given)
+        assert (code, err[: len(message) + 7]) == (2, f"error: {message}")
+        assert err.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_an_index_is_built_and_changed(aurank: Shell, made: Path) -> None:
     out, _ = aurank.done(
@@ -80,3 +103,25 @@ def test_an_index_is_built_and_changed(aurank: Shell, made: Path) -> None:
     assert out.splitlines()[0] == "4 removed; the index holds 3"
     assert len(ImageIndex.open(made / "near")) == 3
     assert "'x.png' is not in the index" in aurank.refused("index", "remove", "near", "x.png")
+
+
+def test_the_page_shows_why_images_are_alike_or_that_the_network_has_no_cells(
+    aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = write_photos(tmp_path / "photos", classes=1, images=2) / "c0/<script>alert(1).png"
+    write_photo(evil, 7)
+    monkeypatch.chdir(tmp_path)
+    pooled = ("--model", "timm:test_resnet,pretrained=false,input_size=64", "--data", "folder:photos")
+    aurank.done("index", "build", *pooled, "--out", "pooled")
+    aurank.done("search", "pooled", str(evil), "--k", "2", "--html", "why.html", "--explain")
+    page = Path("why.html").read_text(encoding="utf-8")
+    assert page.count('<li class="alike"><img') == 2
+    assert "<small>1 · cosine 1.000, explained in full</small>" in page
+    assert "<script>alert" not in page
+    small_index(tmp_path / "photos", tmp_path / "index")
+    aurank.done("search", "index", str(evil), "--html", "why.html", "--explain")
+    page = Path("why.html").read_text(encoding="utf-8")
+    assert f"<li><small>{MODEL} has no cells" in page
+    aurank.done("search", "index", str(evil), "--html", "why.html")
+    assert "has no cells" not in Path("why.html").read_text(encoding="utf-8")
+    assert "--explain needs --html" in aurank("search", "index", str(evil), "--explain")[2]

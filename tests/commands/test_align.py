@@ -11,7 +11,7 @@ from sklearn.linear_model import Ridge
 from testing.galleries import MODEL, small_index, write_photos
 
 import aurank
-from aurank.commands import ImageIndex, RunOptions, build_index, embed_to_folder, evaluate_to_folder
+from aurank.commands import ImageIndex, RunOptions, build_index, embed_to_folder, evaluate_model
 from aurank.commands.galleries.align import align, fit_map, mapped_rows
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
@@ -83,7 +83,7 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> Non
     align(old, new, out=tmp_path / "map.safetensors")
     images = ImageSelection()
     options: dict[str, Any] = {"out": tmp_path / "out", "report": False, "overwrite": True}
-    report = evaluate_to_folder(
+    report = evaluate_model(
         f"embeddings:{new}", images, gallery_embeddings=old, map_file=tmp_path / "map.safetensors", **options
     )
     y = np.load(new)
@@ -92,7 +92,6 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> Non
     plain, mapped, _ = mapped_rows(old, tmp_path / "map.safetensors", names)
     ids = {"ids": names, "gallery_ids": names}
     expected = aurank.evaluate(y["embeddings"][test], labels, mapped, labels, **ids)
-    assert report is not None
     assert report.mauprc == pytest.approx(expected.mauprc, abs=1e-9)
     cells = {"new on new": aurank.evaluate(y["embeddings"][test], labels), "old on old": aurank.evaluate(plain, labels)}
     for name, cell in cells.items():
@@ -101,8 +100,7 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> Non
         assert f"{name}: mAUPRC {cell.mauprc:.4f}, this {change:+.4f} [" in line
         assert "of 10 classes" in line
     assert not [note for note in report.notes if "too good" in note]
-    unmapped = evaluate_to_folder(f"embeddings:{new}", images, gallery_embeddings=old, **options)
-    assert unmapped is not None
+    unmapped = evaluate_model(f"embeddings:{new}", images, gallery_embeddings=old, **options)
     assert unmapped.mauprc < 0.5 < report.mauprc
 
 
@@ -111,10 +109,9 @@ def test_figures_of_the_images_that_a_map_was_fitted_on_are_told(tmp_path: Path)
     np.savez(new, **{**np.load(new), "splits": np.repeat("test", CLASSES * PHOTOS)})
     text = align(old, new, out=tmp_path / "map.safetensors")
     assert text.startswith("160 images, none of split train, so these are not to measure the map on; mAUPRC of 32 ")
-    report = evaluate_to_folder(
+    report = evaluate_model(
         f"embeddings:{new}", gallery_embeddings=old, map_file=tmp_path / "map.safetensors", out=tmp_path / "out"
     )
-    assert report is not None
     (note,) = (note for note in report.notes if "too good" in note)
     assert "map.safetensors was fitted on 160 of these 160 images, so the figures are too good: fit it on" in note
     assert "too good" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
@@ -122,7 +119,7 @@ def test_figures_of_the_images_that_a_map_was_fitted_on_are_told(tmp_path: Path)
 
 def test_a_page_of_an_old_gallery_is_drawn(tmp_path: Path) -> None:
     old, new = write_models(tmp_path)
-    evaluate_to_folder(f"embeddings:{new}", gallery_embeddings=old, out=tmp_path / "out")
+    evaluate_model(f"embeddings:{new}", gallery_embeddings=old, out=tmp_path / "out")
     assert "old on old" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
 
 
@@ -162,7 +159,7 @@ def test_a_damaged_gallery_is_refused_before_an_image_is_embedded(
     photos = ImageSelection(f"folder:{write_photos(tmp_path / 'photos')}", split="all")
     monkeypatch.setattr("aurank.commands.run_options.embed", lambda *_, **__: pytest.fail("an image was embedded"))
     with pytest.raises(UserError, match=r"old.npz: row 0 .* holds NaN"):
-        evaluate_to_folder(MODEL, photos, gallery_embeddings=old, out=tmp_path / "out")
+        evaluate_model(MODEL, photos, gallery_embeddings=old, out=tmp_path / "out")
 
 
 def test_an_index_takes_no_rows_of_another_width_than_its_model_gives(tmp_path: Path) -> None:

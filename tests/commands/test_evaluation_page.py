@@ -1,5 +1,6 @@
 """The page of an evaluation holds what the doctor finds by what the evaluation had at hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def test_an_evaluation_finds_what_the_doctor_finds(tmp_path: Path, distance: str
     by_doctor = examine_embeddings(tmp_path / "rows.npz").findings
     given = embedded(rows, labels)
     report = given.evaluate(neighbours=10, distance=distance)
-    found = examine_measured(report, Measurement("mine", given)).findings
+    found = examine_measured(report, Measurement("mine", given))["findings"]
     assert {finding.check for finding in found} >= {"doubtful labels", "nearly equal embeddings"}
     assert [str(one) for one in found] == [str(one) for one in by_doctor]
 
@@ -48,7 +49,7 @@ def test_copies_are_found_between_query_and_gallery_by_the_rows_of_both() -> Non
     rows, labels = faulty()
     query = np.arange(120) % 2 == 1
     given = embedded(rows, labels, query)
-    found = examine_measured(given.evaluate(neighbours=5), Measurement("mine", given)).findings
+    found = examine_measured(given.evaluate(neighbours=5), Measurement("mine", given))["findings"]
     across = next(one for one in found if one.check == "nearly equal embeddings in query and gallery")
     assert (across.rows, across.examples) == (((8, 9),), ("8.png = 9.png",))
     assert next(one for one in found if one.check == "doubtful labels").rows == ((40,),)
@@ -58,12 +59,12 @@ def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = faulty()
     given = embedded(rows, labels)
     examined = examine_measured(given.evaluate(), Measurement("mine", given))
-    assert {one.check for one in examined.findings} == {"dimensions that hardly vary", "doubtful labels"}
-    assert "Without lists of neighbours" in " ".join(examined.left_out)
+    assert {one.check for one in examined["findings"]} == {"dimensions that hardly vary", "doubtful labels"}
+    assert "Without lists of neighbours" in " ".join(examined["left_out"])
     monkeypatch.setattr("aurank.commands.report.MOST_WORK", 1000)
     examined = examine_measured(given.evaluate(neighbours=3), Measurement("mine", given))
-    assert "doubtful labels" not in {one.check for one in examined.findings}
-    assert "too many rows and classes" in " ".join(examined.left_out)
+    assert "doubtful labels" not in {one.check for one in examined["findings"]}
+    assert "too many rows and classes" in " ".join(examined["left_out"])
 
 
 @pytest.mark.slow
@@ -76,6 +77,21 @@ def test_images_that_were_skipped_are_a_finding(tmp_path: Path) -> None:
     report = evaluate_model("timm:test_resnet,pretrained=false", images, running=running, neighbours=3)
     measured = made["measured"]
     assert isinstance(measured, Measurement)
-    found = examine_measured(report, measured).findings[0]
+    found = examine_measured(report, measured)["findings"][0]
     assert (found.check, found.count, found.examples) == ("unreadable images", 1, ("a/broken.png",))
     assert measured.images.sha256[:16] in Elements(evaluation_page(report, measured)).text
+
+
+def test_the_first_queries_of_a_list_are_explained_with_their_first_wrong_and_right_image(tmp_path: Path) -> None:
+    write_tree(tmp_path, [f"{'abcd'[row // 2]}/{row}.png" for row in range(8)], height=32, width=32)
+    made: dict[str, object] = {}
+    images = ImageSelection(f"folder:{tmp_path}", overrides=["data.odd_classes=keep"])
+    running = RunOptions(finished=made.__setitem__)
+    report = evaluate_model("timm:test_resnet,pretrained=false", images, running=running, neighbours=7)
+    measured = made["measured"]
+    assert isinstance(measured, Measurement)
+    page = evaluation_page(report, measured)
+    worst = page[page.index("Worst queries") : page.index("Median queries")]
+    assert worst.count('<li class="alike"><img') == 4
+    assert worst.count("explained in full") == 4
+    assert 'class="alike"' not in evaluation_page(report, replace(measured, network=None))

@@ -18,7 +18,7 @@ from testing.trees import write_tree
 
 import aurank
 from aurank.commands import evaluate_model, export_model
-from aurank.commands.export import Check, _require_expressible
+from aurank.commands.export import ExportCheck, _require_expressible
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankError, UserError
 from aurank.training import read_config
@@ -48,16 +48,13 @@ def test_an_export_is_checked_and_says_how_it_is_used(
     if to == "onnx":
         pytest.importorskip("onnxscript")
     out = tmp_path / "out, with a comma"
-    exported = export_model(str(tiny_run / "best"), to, out, images=few, int8=to == "onnx", licence="mit")
-    check = exported.checks[0]
+    check, *others = export_model(str(tiny_run / "best"), to, out, images=few, int8=to == "onnx", licence="mit")
     assert check.images == 12
     assert check.max_difference < 1e-5
     assert f"{check.before:.4f}" == f"{check.after:.4f}"
-    assert exported.files == {path.name: path.stat().st_size for path in out.iterdir()}
-    assert str(exported).startswith(str(check))
     if to == "onnx":
-        assert exported.checks[1].file == "model.int8.onnx"
-        assert exported.files["model.int8.onnx"] < 0.5 * exported.files["model.onnx"]
+        assert others[0].file == "model.int8.onnx"
+        assert (out / "model.int8.onnx").stat().st_size < 0.5 * (out / "model.onnx").stat().st_size
     kept = json.loads((out / "export.json").read_text(encoding="utf-8"))
     assert kept["checks"][0]["max_difference"] == check.max_difference
     card = (out / "README.md").read_text(encoding="utf-8")
@@ -75,9 +72,9 @@ def test_an_export_is_checked_and_says_how_it_is_used(
 @pytest.mark.slow
 def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSelection, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    exported = export_model(f"aurank:{tiny_run / 'best'}", "onnx", tmp_path / "out", images=few)
+    (check,) = export_model(f"aurank:{tiny_run / 'best'}", "onnx", tmp_path / "out", images=few)
     report = evaluate_model(f"onnx:{tmp_path / 'out' / 'model.onnx'}", few)
-    assert report.mauprc == pytest.approx(exported.checks[0].before, abs=1e-6)
+    assert report.mauprc == pytest.approx(check.before, abs=1e-6)
     assert evaluate_model(f"onnx:{tmp_path / 'out'}", few).mauprc == report.mauprc
     with pytest.raises(UserError, match=r"holds an earlier export; name another folder, or add --overwrite"):
         export_model(str(tiny_run / "best"), "hf", tmp_path / "out")
@@ -96,12 +93,12 @@ def test_an_export_that_differs_is_refused_and_nothing_is_left(
     module = importlib.import_module("aurank.commands.export")
     write = module.write_folder
 
-    def altered(model: Any, path: Path) -> None:
+    def altered(encoder: Any, *further: Any) -> None:
         with torch.no_grad():
-            model.encoder.head.bias += 0.01
-        write(model, path)
+            encoder.head.bias += 0.01
+        write(encoder, *further)
         with torch.no_grad():
-            model.encoder.head.bias -= 0.01
+            encoder.head.bias -= 0.01
 
     monkeypatch.setattr(module, "write_folder", altered)
     with pytest.raises(AurankError, match=r"is not the same: model\.safetensors: max difference .*e-0"):
@@ -152,9 +149,9 @@ def test_what_a_format_cannot_hold_is_said_with_one_that_can(to: Any, model: dic
 
 
 def test_a_check_says_what_was_compared() -> None:
-    check = Check("model.onnx", images=1234, max_difference=2e-7, before=0.51234, after=0.51236)
+    check = ExportCheck("model.onnx", images=1234, max_difference=2e-7, before=0.51234, after=0.51236)
     assert str(check) == "model.onnx: max difference 2.0e-07 over 1,234 images; mauprc 0.5123 before, 0.5124 after"
     assert check.is_same
-    assert not Check("model.onnx", 9, max_difference=2e-4).is_same
-    assert not Check("model.onnx", 9, max_difference=float("inf")).is_same
-    assert not Check("model.onnx", 9, max_difference=0.0, before=0.5, after=0.4999).is_same
+    assert not ExportCheck("model.onnx", 9, max_difference=2e-4).is_same
+    assert not ExportCheck("model.onnx", 9, max_difference=float("inf")).is_same
+    assert not ExportCheck("model.onnx", 9, max_difference=0.0, before=0.5, after=0.4999).is_same

@@ -108,7 +108,7 @@ def test_a_frozen_network_gives_the_same_embeddings_by_every_way(
         tolerance = 1e-5 if to == "onnx" else 0.0  # which another runtime computes
         out = tmp_path / to
         exported = export_model(str(run), to, out, images=images)  # type: ignore[arg-type]
-        assert exported.checks[0].max_difference <= tolerance
+        assert exported[0].max_difference <= tolerance
         if to == "hf":
             model = timm.create_model(f"local-dir:{out}", pretrained=True)
             found = by_timm(model, timm.data.resolve_model_data_config(model), photos)

@@ -192,5 +192,5 @@ def test_every_set_that_is_fetched_is_verified_by_md5_or_by_a_reader_that_counts
     for name, about in FETCHED.items():
         assert about.addresses.keys() <= about.archives.keys() or name in BENCHMARKS
         assert all(address.startswith("https://") for address in about.addresses.values())
-    with pytest.raises(UserError, match=r"no published set 'omniglt', expected .* did you mean 'omniglot'"):
+    with pytest.raises(UserError, match=r"published set must be one of .* did you mean 'omniglot'"):
         fetch("omniglt", Path("data"))

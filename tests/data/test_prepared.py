@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     manifest = photos(tmp_path / "photos")
     with pytest.raises(UserError, match=r"No such file.*; give aurank data prepare CONFIG --out .*out again, or set"):
         PreparedImages(tmp_path / "out")
-    with pytest.raises(UserError, match="is not empty and holds no prepared images"):
+    with pytest.raises(UserError, match="holds other files"):
         prepare_images(manifest, tmp_path / "photos", raw())
     prepare_images(manifest, tmp_path / "out", raw())
     with pytest.raises(UserError, match=r"prepared otherwise \(shorter side 36, .* asked for: shorter side 40"):

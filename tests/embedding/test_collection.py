@@ -158,7 +158,7 @@ def test_another_model_or_width_is_refused(made: Path) -> None:
         index.load_model()
     with pytest.raises(UserError, match="is shown images otherwise"):
         ImageIndex.open(address, model=MODEL.replace("=32", "=64")).load_model()
-    with pytest.raises(UserError, match="the queries have 3 columns and the gallery has 64"):
+    with pytest.raises(UserError, match="the query embeddings have 3 columns and the gallery has 64"):
         index.search(np.ones((1, 3)))
 
 

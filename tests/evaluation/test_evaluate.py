@@ -78,7 +78,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"embeddings": ROWS[0]}, "query embeddings have type float32 and shape"),
     ({"embeddings": ROWS.astype(str)}, "query embeddings have type <U"),
     ({"gallery": ROWS}, "labels and gallery_labels belong"),
-    ({"gallery": ROWS[:, :2], "gallery_labels": [0] * 4}, "width 4 and the gallery's 2"),
+    ({"gallery": ROWS[:, :2], "gallery_labels": [0] * 4}, "4 columns and the gallery has 2"),
     ({"gallery": ROWS, "gallery_labels": [0] * 4, "ids": [1, 2, 3, 4]}, "ids and gallery_ids"),
     ({"gallery": ROWS, "gallery_labels": [0] * 4, "groups": [1, 2, 3, 4]}, "groups and gallery_groups"),
     ({"gallery": ROWS, "gallery_labels": [0] * 4, "ids": [1, 1, 3, 4], "gallery_ids": range(4)}, "query ids name .* 1"),

@@ -148,7 +148,7 @@ REFUSED: dict[str, list[tuple[Callable[[], Any], str]]] = {
         (lambda: AccuracyCalculator(include=("recal_at_1",)), "include .*'recal_at_1', .*did you mean 'recall_at_1'"),
         (lambda: AccuracyCalculator(k=0), "k must be .*got 0"),
         (lambda: accuracy(ROWS, LABELS, ROWS[::-1], LABELS[::-1], True), "first rows of the reference"),
-        (lambda: accuracy(ROWS, LABELS, ROWS), "reference_labels"),
+        (lambda: accuracy(ROWS, LABELS, ROWS), "reference labels"),
         (lambda: accuracy(ROWS, torch.from_numpy(LABELS).float() + 2**24), "query labels are float32 .* 16777216"),
         (lambda: accuracy(ROWS, LABELS[1:]), "for 60 query embeddings"),
         (lambda: accuracy(BAD, LABELS, np.concatenate([BAD, ROWS]), [*LABELS, *LABELS], True), "row 7 of the query"),

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from aurank.data.transforms.standard import CROP_MODES, TEST_TRANSFORMS
 from aurank.embedding.build import encoder_arguments
 from aurank.errors import UserError
 from aurank.exporting.card import write_card
-from aurank.exporting.formats import TrainedEncoder, quantise, write_graph
+from aurank.exporting.formats import quantise, write_graph
 from aurank.exporting.timm_folder import timm_settings, write_folder
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
@@ -33,9 +33,15 @@ OLD_TIMM = Version(timm.__version__) < Version("1.0.31")
 PACKAGE = Path(aurank.__file__).parent  # which no exported file names
 
 
+class Made(NamedTuple):
+    encoder: Encoder
+    config: ModelConfig
+    pipeline: Pipeline
+
+
 def make(
     pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", look: Any = None, **given: Any
-) -> TrainedEncoder:
+) -> Made:
     config = ModelConfig(backbone=backbone, pretrained=False, dim=8, pooling=pooling, **given)  # type: ignore[arg-type]
     torch.manual_seed(0)
     encoder = Encoder(**encoder_arguments(config), channels=channels)
@@ -45,7 +51,7 @@ def make(
             module.running_var = 0.5 + torch.rand(module.num_features)
     shown = {"image_size": SIZE, "mean": (0.4,) * channels, "std": (0.3,) * channels, **(look or {})}
     pipeline = TRANSFORMS["center"](channels=channels, **shown)
-    return TrainedEncoder(encoder.eval(), config, pipeline)
+    return Made(encoder.eval(), config, pipeline)
 
 
 def photos(count: int = 3, channels: int = 3) -> list[Image.Image]:
@@ -54,7 +60,7 @@ def photos(count: int = 3, channels: int = 3) -> list[Image.Image]:
     return [Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)) for _ in range(count)]
 
 
-def expected(model: TrainedEncoder, images: list[Image.Image]) -> torch.Tensor:
+def expected(model: Made, images: list[Image.Image]) -> torch.Tensor:
     with torch.inference_mode():
         found: torch.Tensor = model.encoder(torch.stack([model.pipeline(image) for image in images]))
     return found
@@ -73,7 +79,7 @@ def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) 
     look = {"image_size": (40, 24), "resize": "pad"}
     model = make("gem", channels=1, head_layers=2, channels_last=True, look=look)
     whole, small = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
-    write_graph(model, whole)
+    write_graph(model.encoder, model.pipeline, whole)
     assert str(PACKAGE).encode() not in whole.read_bytes()
     transform = StoredTransform(model.pipeline, is_inside=True)
     quantise(whole, small, [torch.stack([transform(image) for image in photos(8, 1)]).numpy()])
@@ -106,7 +112,7 @@ def test_timm_alone_gives_the_same_embeddings(
     backbone: str, given: dict[str, Any], channels: int, tmp_path: Path
 ) -> None:
     source = make(backbone=backbone, channels=channels, **given)
-    write_folder(source, tmp_path / "model.safetensors")
+    write_folder(*source, tmp_path / "model.safetensors")
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     images = torch.randn(3, channels, *source.pipeline.size)
     with torch.inference_mode():
@@ -115,7 +121,7 @@ def test_timm_alone_gives_the_same_embeddings(
     settings = timm.data.resolve_model_data_config(model)
     assert settings["input_size"] == (channels, *source.pipeline.size)
     assert settings["mean"] == pytest.approx((0.4,) * channels)
-    assert settings["interpolation"] == "bilinear"
+    assert settings["interpolation"] == "box"
 
 
 @pytest.mark.slow
@@ -123,7 +129,7 @@ def test_transformers_loads_the_folder_of_timm_too(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
     source = make()
-    write_folder(source, tmp_path / "model.safetensors")
+    write_folder(*source, tmp_path / "model.safetensors")
     model = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
     images = torch.randn(3, 3, SIZE, SIZE)
     with torch.inference_mode():
@@ -186,7 +192,7 @@ def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
         image.save(tmp_path / "photo.jpg", "png")
         expected = pipeline.augment(pipeline.prepare(np.asarray(image)), None)
         require_equal(scope["read"]("photo.jpg"), expected, pipeline)
-        settings = timm_settings(pipeline, "bicubic") if name != "transformers_center" else {}
+        settings = timm_settings(pipeline) if name != "transformers_center" else {}
         if pipeline.interpolation == "area":
             settings = {}
         if OLD_TIMM and settings.get("crop_mode") == "center" and pipeline.size[0] != pipeline.size[1]:

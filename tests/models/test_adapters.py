@@ -271,7 +271,10 @@ class Projected(Bert):
 class Tokens:
     """Numbers of letters; padding is number 7, which may also stand in a text."""
 
-    pad_token_id, model_max_length = 7, 10**30
+    pad_token_id, model_max_length, all_special_tokens = 7, 10**30, ()
+
+    def __len__(self) -> int:
+        return 26
 
     def __init__(self, masked: bool = True) -> None:
         self.masked = masked

@@ -18,7 +18,7 @@ from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.grids import make_grids
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.report_page import Examined, report_page
+from aurank.reporting.report_page import report_page
 
 EVIL = (
     "<img src=x onerror=alert(1)>.jpg",
@@ -39,21 +39,21 @@ def measured(rows: int = 24, **options: Any) -> Report:
 def test_a_grid_shows_the_lists_of_the_report() -> None:
     report = measured()
     worst, median, _random = make_grids(report, Pictures(None), queries=4)
-    assert [row.ap for row in worst["rows"]] == sorted(report.per_query["ap"].tolist())[:4]
-    assert median["rows"][0].ap == sorted(report.per_query["ap"].tolist())[10]
+    assert [row["ap"] for row in worst["rows"]] == sorted(report.per_query["ap"].tolist())[:4]
+    assert median["rows"][0]["ap"] == sorted(report.per_query["ap"].tolist())[10]
     for row in worst["rows"]:
-        index = report.per_query["query"].tolist().index(row.row)
-        *_, last = row.items
-        top = row.items[:5]
-        assert [one.path for one in top] == [f"{found}.png" for found in report.neighbours.row[index]]
-        right = [one.rank for one in top if one.is_right]
-        assert last.is_apart == (not right)
-        if last.is_apart:  # the first positive stands behind, as in a list of all
-            assert (last.rank, last.is_right, last.label) == (row.first_rank, True, row.query.label)
-            assert last.path == f"{report.per_query['first_positive'][index]}.png"
-            assert last.score < top[-1].score
-        assert (right[0] if right else 6) == min(6, row.first_rank)
-        assert all(one.is_right == (one.label == row.query.label) for one in row.items)
+        index = report.per_query["query"].tolist().index(row["row"])
+        *_, last = row["hits"]
+        top = row["hits"][:5]
+        assert [one["path"] for one in top] == [f"{found}.png" for found in report.neighbours.row[index]]
+        right = [one["rank"] for one in top if one["is_right"]]
+        assert last["is_apart"] == (not right)
+        if last["is_apart"]:  # the first positive stands behind, as in a list of all
+            assert (last["rank"], last["is_right"], last["label"]) == (row["first_rank"], True, row["query"]["label"])
+            assert last["path"] == f"{report.per_query['first_positive'][index]}.png"
+            assert last["score"] < top[-1]["score"]
+        assert (right[0] if right else 6) == min(6, row["first_rank"])
+        assert all(one["is_right"] == (one["label"] == row["query"]["label"]) for one in row["hits"])
 
 
 def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) 
     ]
     report = replace(measured().named(groups=groups), group_pairs=pairs)
     for row in make_grids(report, Pictures(None), queries=4)[0]["rows"]:
-        for item in (row.query, *row.items):
-            assert item.group == groups[int(item.path.removesuffix(".png"))]
+        for item in (row["query"], *row["hits"]):
+            assert item["group"] == groups[int(item["path"].removesuffix(".png"))]
     text = re.sub("<[^>]+>", " ", report_page(report)).split("top alone.")[1].split()
     assert text[2:10] == ["west", "east", "west", "0.2500", "0.1250", "east", "0.7500", "0.8750"]
     report.save(tmp_path / "report.json")
@@ -79,7 +79,7 @@ def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) 
 def test_a_grid_of_a_class_and_an_unknown_one() -> None:
     grid = make_grids(measured(), Pictures(None), classes=["class 2"])[-1]
     assert grid["title"] == "Class class 2"
-    assert {row.query.label for row in grid["rows"]} == {"class 2"}
+    assert {row["query"]["label"] for row in grid["rows"]} == {"class 2"}
     with pytest.raises(UserError, match="no query of class 'clas 2' was measured; did you mean 'class 2'"):
         make_grids(measured(), Pictures(None), classes=["clas 2"])
 
@@ -89,7 +89,7 @@ def test_no_text_from_outside_becomes_markup() -> None:
     evil = np.array([EVIL[row % 4] for row in range(12)])
     evil = report.named(evil, evil).made_by(f"aurank evaluate {EVIL[0]}")
     finding = Finding(EVIL[0], 1, (EVIL[3],), True, EVIL[0], EVIL[3], rows=((0, 1),))
-    examined = Examined([finding], np.array(EVIL), np.array(EVIL), EVIL)
+    examined = {"findings": [finding], "paths": np.array(EVIL), "classes": np.array(EVIL), "left_out": EVIL}
     page = report_page(evil, title=EVIL[3], examined=examined, facts=[(EVIL[0], EVIL[3])])
     elements = Elements(page)
     assert not any("onerror" in attributes for _, attributes in elements.tags)
@@ -98,12 +98,17 @@ def test_no_text_from_outside_becomes_markup() -> None:
 
 
 def test_findings_are_shown_with_what_was_not_looked_at() -> None:
-    clean = Examined([], np.array(["a.png"]), np.array(["cat"]), ["Pixels were not looked at."])
+    clean = {
+        "findings": [],
+        "paths": np.array(["a.png"]),
+        "classes": np.array(["cat"]),
+        "left_out": ["Pixels were not looked at."],
+    }
     page = Elements(report_page(measured(), examined=clean))
     assert "Nothing wrong was found. Pixels were not looked at." in page.text
     assert "Findings" not in Elements(report_page(measured())).text
     hub = Finding("hubs", 1, ("a.png: in 90 lists",), False, "They take places.", "Whiten.", rows=((0,),))
-    page = Elements(report_page(measured(), examined=replace(clean, findings=[hub])))
+    page = Elements(report_page(measured(), examined={**clean, "findings": [hub]}))
     for text in ("warning: hubs (1)", "a.png: in 90 lists", "They take places.", "Whiten."):
         assert text in page.text
     assert "Nothing wrong" not in page.text
@@ -156,6 +161,6 @@ def test_confusions_and_hubs_equal_loops() -> None:
     )
     counted = hubs(lists, 60, most=60, above=0.0)
     number = [(lists.row == row).sum() for row in range(60)]
-    assert counted.lists.tolist() == sorted((one for one in number if one), reverse=True)
-    assert counted.right.tolist() == [(lists.is_positive & (lists.row == row)).sum() for row in counted.row]
-    assert counted.never == number.count(0)
+    assert counted["lists"].tolist() == sorted((one for one in number if one), reverse=True)
+    assert counted["right"].tolist() == [(lists.is_positive & (lists.row == row)).sum() for row in counted["row"]]
+    assert counted["never"] == number.count(0)

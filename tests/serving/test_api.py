@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from testing.galleries import COLOURS, EVIL
+from testing.galleries import COLOURS, EVIL, write_coloured
 
-from aurank.commands import ImageIndex
+from aurank.commands import ImageIndex, build_index
+from aurank.embedding import ImageSelection
+from aurank.models import explain
+from aurank.reporting.pictures import heat_maps
 from aurank.serving.app import make_app
 from aurank.serving.gallery import Gallery, public_name
 from aurank.serving.uploads import Window
@@ -95,7 +98,7 @@ def test_a_photo_is_embedded_once_however_often_its_pages_are_asked_for(
     for offset in (0, 5, 10):
         by_photo(client, photo("red"), offset=offset, limit=5)
     assert len(calls) == 1
-    monkeypatch.setattr("aurank.serving.gallery._PHOTOS", 1)  # the one before is forgotten
+    monkeypatch.setattr("aurank.serving.gallery._QUERIES", 1)  # the one before is forgotten
     for colour in ("green", "red"):
         by_photo(client, photo(colour))
     assert len(calls) == 3
@@ -170,7 +173,7 @@ def test_a_photo_that_the_model_makes_nothing_of(index: ImageIndex, monkeypatch:
     monkeypatch.setattr(index, "embed", lambda photos: np.full((1, index.rows.embeddings.shape[1]), np.nan))
     answer = TestClient(make_app(index)).post("/api/search", files={"photo": ("a.png", photo())})
     assert answer.status_code == 422
-    assert answer.json() == {"error": "the model makes no embedding of this photo that can be searched with"}
+    assert answer.json() == {"error": "the model makes no embedding of this query that can be searched with"}
 
 
 def test_no_answer_names_a_folder_of_the_machine(client: TestClient, index: ImageIndex) -> None:
@@ -188,11 +191,17 @@ def test_openapi_describes_every_address(client: TestClient) -> None:
     schemas = text["components"]["schemas"]
     assert "HTTPValidationError" not in schemas  # errors are lines of their own
     bodies = text["paths"]["/api/search"]["post"]["requestBody"]["content"]
-    assert bodies["application/json"]["schema"]["properties"]["row"]["minimum"] == 0
+    assert bodies["application/json"]["schema"]["properties"]["row"]["anyOf"][0]["minimum"] == 0
+    assert {body["schema"]["properties"]["text"]["maxLength"] for body in bodies.values()} == {1000}
     assert bodies["multipart/form-data"]["schema"]["properties"]["photo"]["format"] == "binary"
     assert {one["name"] for one in text["paths"]["/api/images"]["get"]["parameters"]} == {"offset", "limit", "class"}
     for path, methods in text["paths"].items():
         for method, operation in methods.items():
+            if path.endswith("explain"):  # the network of this index has no cells
+                assert operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith(
+                    "/Reason"
+                )
+                continue
             answer = client.request(method, path.replace("{row}", "3"), json={"row": 3} if method == "post" else None)
             content = operation["responses"]["200"]["content"]
             assert answer.headers["content-type"] in content
@@ -210,3 +219,26 @@ def test_a_change_of_the_gallery_has_no_address(client: TestClient) -> None:
         for path in ("/api/images", "/api/images/1/thumbnail", "/api/classes", "/"):
             answer = client.request(method, path)
             assert (answer.status_code, answer.json()) == (405, {"error": f"this address does not take {method}"})
+
+
+def test_an_image_is_explained_to_a_photo_and_to_an_image(tmp_path: Path) -> None:
+    name = "timm:test_resnet,pretrained=false,input_size=64"
+    index = build_index(name, ImageSelection(f"folder:{write_coloured(tmp_path / 'p', each=2)}"), out=tmp_path / "i")
+    client = TestClient(make_app(index))
+    by_row = client.post("/api/images/1/explain", json={"row": 0}).json()
+    why = explain(index.load_model(), index.read_image(0), [index.read_image(1)])[0]
+    assert by_row == {"text": str(why), "pictures": heat_maps(why)}
+    assert all(picture.startswith("data:image/") for picture in by_row["pictures"])
+    by_photo = client.post("/api/images/1/explain", files={"photo": ("a.png", photo())})
+    assert by_photo.json()["text"].endswith("explained in full")
+    for answer in (
+        client.post("/api/images/99/explain", json={"row": 0}),
+        client.post("/api/images/0/explain", json={"row": 99}),
+    ):
+        assert (answer.status_code, answer.json()["error"]) == (404, "there is no image 99; the gallery has 0 to 5")
+
+
+def test_a_network_without_cells_is_said_without_names_of_the_machine(client: TestClient) -> None:
+    answer = client.post("/api/images/1/explain", json={"row": 0})
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "an image is gone, or the model has no cells to explain a cosine by"

@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 from PIL import Image
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
-from testing.galleries import COLOURS, EVIL, running_server
+from testing.galleries import COLOURS, EVIL, running_server, words_index, write_coloured
 
 import aurank
-from aurank.commands import ImageIndex
+from aurank.commands import ImageIndex, build_index, mixed_query
+from aurank.embedding import ImageSelection
 from aurank.reporting.report_page import report_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -171,6 +173,35 @@ def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chr
     assert browser.get_log("browser") == []
 
 
+def test_words_are_typed_alone_and_beside_a_photo_and_stay_text(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    page, words = Page(browser), words_index(tmp_path)
+    wait = WebDriverWait(browser, 20, ignored_exceptions=[StaleElementReferenceException])
+
+    def search(text: str, query: np.ndarray) -> None:
+        page.type("#text", text)
+        page.one("#words button").click()
+        expected = [hit.row for hit in words.search(query, k=24)[0]]
+        wait.until(lambda _: page.rows() == expected)
+        assert page.one("#text").get_attribute("value") == text
+
+    with running_server(words) as port:
+        browser.get(f"http://127.0.0.1:{port}/")
+        page.until("Gallery", "1–24 of 30")
+        for text in ("green mug", "<img src=x onerror=alert(1)>", "כחול mug"):
+            search(text, words.embed_texts([text]))
+            assert not page.one("#query").is_displayed()
+        page.drop(green(), "photo.png")
+        wait.until(lambda _: page.one("#query").is_displayed())
+        assert page.one("#text").get_attribute("value") == ""
+        search("red mug", mixed_query(np.concatenate([words.embed([green()]), words.embed_texts(["red mug"])])))
+        assert page.one("#caption").text == "photo.png"
+        assert browser.get_log("browser") == []
+        browser.execute_script(f"location.hash = 'text={'a' * 100_000}'")
+        wait.until(lambda _: page.one("#message").text == "the upload may have 64.0 KiB at most; reduce it")
+        assert len(page.one("#text").get_attribute("value")) == 100_000
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_a_class_is_typed_scores_have_a_threshold_and_a_list_is_downloaded(neighbours: Page, index: ImageIndex) -> None:
     page, browser, hits = neighbours, neighbours.driver, index.search_rows([3], k=29)[0]
     page.type("#class", "blu")
@@ -302,3 +333,29 @@ def test_a_page_is_as_wide_as_its_screen_and_folded_on_a_phone(browser: webdrive
     Page(browser).one("nav a[href='#classes']").click()
     assert browser.execute_script("return document.getElementById('classes').open")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_why_shows_both_pictures_and_what_the_maps_explain(
+    browser: webdriver.Chrome, tmp_path: Path, neighbours: Page
+) -> None:
+    def reason_of_the_second(shown: str) -> str:
+        neighbours.one("#list li:nth-child(2) button").click()
+        WebDriverWait(browser, 20).until(lambda driver: neighbours.one("#why").is_displayed())
+        images = browser.find_elements(By.CSS_SELECTOR, "#maps img")
+        assert str([image.get_property("naturalWidth") for image in images]) == shown
+        text = str(neighbours.one("#reason").text)
+        neighbours.one("#why button").click()
+        assert not neighbours.one("#why").is_displayed()
+        return text
+
+    assert "no cells" in reason_of_the_second("[]")  # a class token
+    name = "timm:test_resnet,pretrained=false,input_size=64"
+    photos = write_coloured(tmp_path / "photos", each=2)
+    with running_server(build_index(name, ImageSelection(f"folder:{photos}"), out=tmp_path / "index")) as port:
+        browser.get(f"http://127.0.0.1:{port}/")
+        neighbours.until("Gallery", "1–6 of 6")
+        assert not browser.find_elements(By.CSS_SELECTOR, "#list button")
+        neighbours.drop(green(), "green.png")
+        neighbours.until("Nearest images", "1–6 of 6")
+        assert reason_of_the_second("[64, 64]").endswith("explained in full")
+    assert not [entry for entry in browser.get_log("browser") if "Content Security Policy" in entry["message"]]

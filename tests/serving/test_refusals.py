@@ -79,7 +79,7 @@ def test_a_broken_photo(client: TestClient) -> None:
     [
         (b"", 400, "the body cannot be read: Invalid JSON: EOF"),
         (b"[" * 60_000, 400, "the body cannot be read: Invalid JSON: recursion limit"),
-        (b"{}", 422, "row: Field required"),
+        (b"{}", 422, "name the row of an image, or a text"),
         (b'{"row": "1"}', 422, "row: Input should be a valid integer"),
         (b'{"row": -1}', 422, "row: Input should be greater than or equal to 0"),
         (b'{"row": 30}', 404, "there is no image 30; the gallery has 0 to 29"),

@@ -23,7 +23,7 @@ from testing.processes import Shell
 
 from aurank.commands import ImageIndex
 from aurank.errors import UserError
-from aurank.serving import Served, server
+from aurank.serving import server
 from aurank.serving.server import listen, serve
 from aurank.serving.uploads import Limits
 
@@ -110,11 +110,11 @@ def test_the_command_refuses_a_folder_without_an_index(
 
 
 def test_who_serves_from_python_is_told_the_address(index: ImageIndex, applications: list[Any]) -> None:
-    told: list[Served] = []
-    serve(index.folder, port=0, host="localhost", started=told.append)
-    assert told[0].is_local
-    assert told[0].images == 30
-    assert told[0].address.startswith("http://localhost:")
+    told: list[tuple[str, int, bool]] = []
+    serve(index.folder, port=0, host="localhost", started=lambda *values: told.append(values))
+    ((address, images, is_local),) = told
+    assert (images, is_local) == (30, True)
+    assert address.startswith("http://localhost:")
 
 
 @pytest.mark.slow

@@ -168,6 +168,7 @@ def folder_of(folder: Path, kind: str = "dinov2", **look: Any) -> str:
     both = {"intermediate_size": 32}
     if kind == "clip":
         text = {key: value for key, value in SIZES.items() if key not in ("image_size", "patch_size")}
+        text |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 8}
         config = transformers.CLIPConfig(
             text_config={**text, **both, "vocab_size": 9}, vision_config={**SIZES, **both}, projection_dim=12
         )
@@ -183,6 +184,31 @@ def folder_of(folder: Path, kind: str = "dinov2", **look: Any) -> str:
     settings = {**LOOK, "image_processor_type": _PROCESSORS[kind], "crop_size": LOOK["size"], **look}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return str(folder)
+
+
+WORDS = ("red", "green", "blue", "mug", "but")
+
+
+def write_tokeniser(folder: Path) -> None:
+    """A tokeniser of `WORDS` for the network `clip` of `folder_of`: 12 tokens at most, the last one ends a text."""
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    numbers = {word: number for number, word in enumerate(("<pad>", "<start>", "<unknown>", *WORDS, "<end>"))}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="<unknown>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<start> $A <end>", special_tokens=[(name, numbers[name]) for name in ("<start>", "<end>")]
+    )
+    named = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>", "unk_token": "<unknown>"}
+    tokeniser = transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=12, **named)
+    tokeniser.save_pretrained(folder)
+
+
+def words_index(folder: Path) -> ImageIndex:
+    """Return an index, in `folder`, of `write_coloured` by an untrained network of images and texts."""
+    write_coloured(folder / "photos")
+    name = folder_of(folder / "clip", "clip")
+    write_tokeniser(folder / "clip")
+    return build_index(f"transformers:{name}", ImageSelection(f"folder:{folder}/photos"), out=folder / "index")
 
 
 def graph(

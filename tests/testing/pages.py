@@ -18,7 +18,7 @@ from testing.runs import pairs_config, tiny_config, write_table
 from testing.trees import grocery_tree, omniglot_zip, pixels, sop_tree, write_tree, zip_tree
 
 import aurank
-from aurank.commands import align, embed_model, embed_to_folder, export_model, write_first_configuration
+from aurank.commands import align, build_index, embed_model, embed_to_folder, export_model, write_first_configuration
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 
@@ -107,6 +107,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     aurank.train(pairs_config(folder, train=short, optim={"warmup_steps": 0}), folder / "runs/text_sogclr")
     few = ImageSelection(f"folder:{folder / 'photos'}")
     export_model(str(folder / "runs/soprc/best"), "hf", folder / "exported/timm", images=few)
+    build_index(f"aurank:{folder}/runs/text_sogclr/best", ImageSelection(split="test"), out=folder / "words")
     write_averaged(folder / "runs")
     for name, run in {"mine": "soprc", "finetuned": "soprc", "people": "soprc", "pairs": "text_sogclr"}.items():
         (folder / "runs" / name).symlink_to(folder / "runs" / run)

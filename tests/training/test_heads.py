@@ -160,7 +160,7 @@ def test_images_are_measured_indexed_and_exported_as_by_one_model(towers: Path, 
     saved, shown = evaluate_model(name), evaluate_model(name, images)
     assert shown.mauprc == pytest.approx(saved.mauprc, abs=0.02)
     exported = export_model(name, "onnx", tmp_path / "out", images=images)
-    assert exported.checks[0].is_same
+    assert exported[0].is_same
     assert str(towers) not in (tmp_path / "out" / "README.md").read_text()
     with pytest.raises(UserError, match="--to hf: the network is that of a folder of this machine"):
         export_model(name, "hf", tmp_path / "hf", images=images)

@@ -33,7 +33,7 @@ from aurank.data import TRANSFORMS, shards
 from aurank.data.checks.negatives import write_negatives
 from aurank.embedding import ImageSelection, index_folder
 from aurank.evaluation import Index, PostProcessing
-from aurank.exporting.formats import TrainedEncoder, write_graph
+from aurank.exporting.formats import write_graph
 from aurank.exporting.timm_folder import write_folder
 from aurank.files import _bundle_sha256, content_sha256, file_sha256, require_ordinary
 from aurank.models import Encoder
@@ -248,9 +248,8 @@ def _model(kind: str) -> None:
     Path("model").mkdir()
     encoder = Encoder("test_resnet", dim=8, pretrained=False).eval()
     config, pipeline = ModelConfig(backbone="test_resnet", pretrained=False, dim=8), TRANSFORMS["resize"](32, 3)
-    model = TrainedEncoder(encoder, config, pipeline)
     if kind == "timm":
-        write_folder(model, Path("model/model.safetensors"))
+        write_folder(encoder, config, pipeline, Path("model/model.safetensors"))
     elif kind == "transformers":
         from testing.galleries import folder_of
 
@@ -260,7 +259,7 @@ def _model(kind: str) -> None:
         torch.save({"epoch": 3, "state_dict": weights}, "model/w.pt")
         save_file(weights, "model/w.safetensors")
     else:
-        write_graph(model, Path("model/m.onnx"))
+        write_graph(encoder, pipeline, Path("model/m.onnx"))
 
 
 # -- readers that are no command, and checksums -----------------------------------------------------------------------
@@ -361,11 +360,7 @@ KINDS: dict[str, Kind] = {
         ),
         "arrays",
     ),
-    "report": Kind(
-        _reports,
-        ("compare reports/a.json reports/b.json --resamples 100",),
-        "reports",
-    ),
+    "report": Kind(_reports, ("compare reports/a.json reports/b.json --resamples 100",), "reports"),
     "faiss": Kind(_faiss, (_search,), "faiss", is_sealed=True),
     "index": Kind(
         _image_index,
@@ -378,12 +373,7 @@ KINDS: dict[str, Kind] = {
         "index",
         is_sealed=True,
     ),
-    "parts": Kind(
-        _parts,
-        (f"={_EVALUATE}embeddings:parts --split all",),
-        "parts",
-        is_sealed=True,
-    ),
+    "parts": Kind(_parts, (f"={_EVALUATE}embeddings:parts --split all",), "parts", is_sealed=True),
     "cache": Kind(
         _cache,
         (f"=evaluate --out out --no-report --overwrite --cache cache --model {_MODEL} --data folder:photos",),
@@ -414,11 +404,7 @@ KINDS: dict[str, Kind] = {
         is_sealed=True,
     ),
     "lines": Kind(_benchmark, (lambda: read_tables(Path("out/lines.jsonl")),), "out/lines.jsonl"),
-    "units": Kind(
-        _benchmark,
-        ("benchmark spec.yaml --out out",),
-        "out/units",
-    ),
+    "units": Kind(_benchmark, ("benchmark spec.yaml --out out",), "out/units"),
     "search": Kind(_tuned, ("tune head.yaml --out search --folds 2 --trials 3",), "search"),
     "mined": Kind(
         _mined,

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import platform
-import shutil
 import subprocess
 import time
 import warnings
@@ -20,13 +19,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from aurank.commands.tune import declared_ranges, searched_ranges, tune
+from aurank.commands.tune import declared_ranges, searched_ranges, train_aside, tune
 from aurank.config import Config, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS, Strict
 from aurank.data import Manifest
 from aurank.data.manifest import ValidationUnit
 from aurank.data.prepared import contents
-from aurank.data.readers.given import GIVEN
 from aurank.embedding.embedded import described, evaluation_options, trial_of
 from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds, split_of
@@ -45,7 +43,7 @@ from aurank.reporting.benchmark_page import (
     to_markdown_tables,
 )
 from aurank.reporting.tables import class_names
-from aurank.training import read_config, train
+from aurank.training import read_config
 from aurank.training.build import build_loss, build_sampler
 
 Overrides = tuple[str, ...]
@@ -217,8 +215,6 @@ class BenchmarkRun:
                 done = checked_line(json.loads(path.read_bytes()))
                 if "ap_by_class" in done:
                     checked(done, SplitLine)
-                if any(done[key] != getattr(unit, key) for key in ("kind", "split", "seed")):
-                    raise ValueError("it is another unit")
                 self.config_of(replace(unit, chosen=tuple(done["chosen"])))
                 self._lines[path] = done
         line = self._lines.get(path)
@@ -273,16 +269,9 @@ class BenchmarkRun:
         return {"chosen": tuned.overrides, "val_mauprc": round(tuned.value, 6), "at_end": tuned.at_end}
 
     def _train(self, unit: Unit) -> Line:
-        config, folder = self.config_of(unit), self.out / "running" / self.path_of(unit).stem
-        if config.data.name != EMBEDDINGS:
-            config = config.model_copy(update={"data": config.data.model_copy(update={"name": GIVEN, "params": {}})})
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-        try:
-            result = train(config, folder, dataset=self.splits[unit.split], page=False)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        if result.stopped_by is not None or result.report is None:
-            raise KeyboardInterrupt
+        folder = self.out / "running" / self.path_of(unit).stem
+        result = train_aside(self.config_of(unit), folder, self.splits[unit.split])
+        assert result.report is not None  # the run has a test split
         return _tested(result.report)
 
     def _measure(self, unit: Unit) -> Line:

@@ -25,9 +25,8 @@ from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index.neighbours import check_index
-from aurank.evaluation.inputs import require_one_of
 from aurank.files import claimed
-from aurank.names import meant, nearest
+from aurank.names import meant, nearest, require_choice
 
 MOST_COMPARED = 20_000  # paths among which one that was misspelt is looked for
 
@@ -59,7 +58,7 @@ def build_index(
             Milvus HNSW,M=16; ef=64.
         distance: cosine, dot or euclidean.
         model, running, postprocess, fit_on: as for `evaluate_model`; the steps are applied to each photo.
-        gallery_embeddings, map_file: as for `evaluate_to_folder`; no image is embedded.
+        gallery_embeddings, map_file: as for `evaluate_model`; no image is embedded.
         overwrite: replace an index that is there.
         seed: seed of the index's training, and of the images that its recall is measured with.
 
@@ -81,7 +80,7 @@ def build_index(
     is_first, folder = running.group.rank == 0, None if is_collection(out) else Path(out)
     if folder is not None:
         check_index(factory, distance, "cpu")
-    require_one_of(DISTANCES, distance=distance)
+    require_choice("distance", distance, DISTANCES)
     if folder is None and steps is not None:
         raise UserError(f"--postprocess {postprocess} is kept with an index in a folder: leave it out, or use --out")
     with claimed(folder) if is_first and folder is not None else nullcontext():

@@ -12,13 +12,12 @@ from aurank.embedding.image_selection import read_whole
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.errors import UserError
 from aurank.evaluation.postprocessing import PostProcessing
+from aurank.files import reading
 
 
 def read_steps(postprocess: str | None, fit_on: Path | None, distance: str) -> PostProcessing | None:
     """Return the steps that a text names, or that a file holds, fitted on the rows of `fit_on` where that is given."""
     if postprocess is None:
-        if fit_on is not None:
-            raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
         return None
     is_file = postprocess.endswith(".safetensors")
     steps = PostProcessing.load(postprocess) if is_file else PostProcessing.parse(postprocess, distance=distance)
@@ -27,10 +26,8 @@ def read_steps(postprocess: str | None, fit_on: Path | None, distance: str) -> P
     if steps.is_fitted:
         raise UserError(f"--fit-on {fit_on} has no use: no step of {postprocess!r} has anything to learn")
     content = read_shards(fit_on) if fit_on.is_dir() else load_arrays(fit_on)
-    rows = content.get("embeddings", content.get(""))
-    if rows is None:
-        raise UserError(f"--fit-on {fit_on} holds no array 'embeddings', only {', '.join(content) or 'nothing'}")
-    rows = np.asarray(rows)
+    with reading(fit_on, "embeddings"):
+        rows = np.asarray(content[""] if "" in content else content["embeddings"])
     if (splits := content.get("splits")) is not None and splits.shape == rows.shape[:1]:
         rows = rows[splits == "train"]
     return steps.fit(rows)

@@ -1,8 +1,8 @@
-"""Searching an index of images with photos: what ``aurank search`` and ``aurank serve`` call."""
+"""Searching an index of images with photos and words: what ``aurank search`` and ``aurank serve`` call."""
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -10,14 +10,14 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from PIL import Image
 from pydantic import PositiveInt
 
 from aurank.arrays import Arrays
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
-from aurank.data.sources import ImageSource
+from aurank.data.sources import ArraySource, ImageSource
 from aurank.embedding.collection import CollectionRows, is_collection
 from aurank.embedding.index_folder import (
     TRIED,
@@ -32,6 +32,7 @@ from aurank.embedding.index_folder import (
 from aurank.embedding.stored.trained_model import load, load_stored, require_same_model
 from aurank.errors import UserError
 from aurank.evaluation.inputs import ProgressCallback, as_array
+from aurank.evaluation.postprocessing.steps import unit
 from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest
 from aurank.reporting.page import render
@@ -209,21 +210,35 @@ class ImageIndex:
         """Return the embeddings of photos under the model's own preprocessing; UserError for one that is none."""
         return self.load_model().encode(list(photos), max_pixels=max_pixels)
 
+    def embed_texts(self, texts: Sequence[str]) -> Float32[np.ndarray, "text dim"]:
+        """Return the embeddings of texts, to be compared with those of images; UserError without a text tower."""
+        return self.load_model().encode_texts(texts)
+
     def search(
-        self, queries: Arrays | Sequence[Photo], k: int = 10, **options: Unpack[SearchOptions]
+        self,
+        queries: Arrays | Sequence[Photo] = (),
+        k: int = 10,
+        *,
+        texts: Sequence[str] = (),
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]:
         """Return the images nearest to each query, best first.
 
         Args:
             queries: photos, or their embeddings as a matrix, one row a query.
             k: of a smaller index all are found.
+            texts: descriptions of images; each is a query, after `queries`. `mixed_query` makes one of several.
             options: those of `SearchOptions`.
         """
-        if isinstance(queries, str | bytes | Path | Image.Image) or getattr(queries, "ndim", 2) == 3:
-            raise UserError("search takes photos as a list, also where there is only one: [photo]")
+        is_photo = isinstance(queries, str | bytes | Path | Image.Image) or getattr(queries, "ndim", 2) == 3
+        if is_photo or isinstance(texts, str):
+            raise UserError("search takes photos as a list, and texts too, also where there is only one: [photo]")
         nested = isinstance(queries, Sequence) and len(queries) > 0 and isinstance(queries[0], list | tuple)
         is_matrix = nested or len(getattr(queries, "shape", ())) == 2
         rows = as_array(queries) if is_matrix or not len(queries) else self.embed(list(queries))
+        if len(texts):
+            words = self.embed_texts(texts)
+            rows = np.concatenate([rows, words]) if len(rows) else words
         return self._hits(rows, None, k, **options)
 
     def search_rows(self, rows: Sequence[int], k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]:
@@ -241,8 +256,6 @@ class ImageIndex:
         if not len(queries):
             return []
         classes, threshold = options.get("classes"), options.get("threshold")
-        if threshold is not None and not np.isfinite(threshold):
-            raise UserError(f"the threshold must be a number, got {threshold}")
         least = -np.inf if threshold is None else threshold
         self.require_classes(classes or ())
         nearest_rows, scores = self.rows.nearest(
@@ -270,9 +283,28 @@ class ImageIndex:
             self.rows.close()
 
 
+def mixed_query(
+    embeddings: Float[np.ndarray, "part dim"], weights: Sequence[float] | None = None
+) -> Float64[np.ndarray, "1 dim"]:
+    """Return one query of several embeddings: the weighted sum of their unit vectors, of length 1.
+
+    Args:
+        embeddings: of photos or texts, from `ImageIndex.embed` and `ImageIndex.embed_texts`.
+        weights: of each; below 0 the query moves away from it. Default: 1.
+
+    Example:
+        >>> mixed_query(np.array([[2.0, 0.0], [0.0, 3.0]]), [0.6, -0.8]).round(6).tolist()
+        [[0.6, -0.8]]
+    """
+    scales = np.ones(len(embeddings)) if weights is None else np.array(weights, dtype=np.float64)
+    if len(scales) != len(embeddings):
+        raise UserError(f"{len(scales)} weights for {len(embeddings)} photos and texts: give one for each, in order")
+    return unit(scales[None] @ unit(embeddings))
+
+
 @dataclass(frozen=True)
 class PhotoHits:
-    """What one photo found, or why it could not be read.
+    """What one photo found, or why it could not be read; for a mixed query `photo.path` describes all of it.
 
     Example:
         >>> from aurank.data.photos import find_photos
@@ -287,9 +319,13 @@ class PhotoHits:
 
 def search_photos(
     index: ImageIndex,
-    photos: Iterable[str],
+    photos: Iterable[str] = (),
     k: PositiveInt = 10,
     *,
+    with_photos: Sequence[str] = (),
+    texts: Sequence[str] = (),
+    without: Sequence[str] = (),
+    weights: Sequence[float] | None = None,
     batch: PositiveInt = 64,
     progress: ProgressCallback | None = None,
     **options: Unpack[SearchOptions],
@@ -299,6 +335,10 @@ def search_photos(
     Args:
         photos: images, folders, zips; the command reads a list of them from stdin by -.
         k: how many images to find for each photo.
+        with_photos: a photo of a mixed query, whose result comes first; may be given repeatedly.
+        texts: words of the mixed query, such as "red mug"; may be given repeatedly.
+        without: a photo that the mixed query moves away from; may be given repeatedly.
+        weights: of the photos, the texts and those to move away from, in this order, such as 1,0.5,1; default: 1.
         options: those of `SearchOptions`.
         batch: photos embedded at once.
 
@@ -316,10 +356,21 @@ def search_photos(
         >>> [(result.photo.name, result.hits[0].path) for result in results]
         [('red.png', 'red.png')]
     """
-    files = find_photos(photos)
-    if not files:
-        raise UserError("there is no photo to search with: name files, folders or zip archives")
-    channels, results = index.load_model().channels, list[PhotoHits]()
+    files, results = find_photos(photos), list[PhotoHits]()
+    groups = find_photos(with_photos), texts, find_photos(without)
+    parts = [part for group in groups for part in group]
+    if not files and not parts:
+        raise UserError("there is no photo to search with: name files, folders or zip archives, or texts")
+    channels = index.load_model().channels
+    if parts:
+        rows = [index.embed_texts([part]) if isinstance(part, str) else index.embed([part]) for part in parts]
+        signs = np.repeat([1.0, 1.0, -1.0], [len(group) for group in groups])
+        query = mixed_query(signs[:, None] * np.concatenate(rows), weights)
+        names = [f"“{part}”" if isinstance(part, str) else part.path for part in parts]
+        weighted = zip(names, signs if weights is None else signs * weights, strict=True)
+        description = " ".join(f"{weight:+g} × {name}" for name, weight in weighted).removeprefix("+1 × ")
+        shown = next((part for part in parts if isinstance(part, PhotoFile)), PhotoFile(ArraySource({}), "", ""))
+        results.append(PhotoHits(replace(shown, path=description), index.search(query, k, **options)[0]))
     for start in range(0, len(files), batch):
         pixels: dict[PhotoFile, np.ndarray] = {}
         errors: dict[PhotoFile, str] = {}
@@ -355,19 +406,25 @@ def results_json(index: ImageIndex, results: Sequence[PhotoHits]) -> str:
     return json.dumps({"index": about, "photos": photos}, indent=1)
 
 
-def results_page(index: ImageIndex, results: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = ()) -> str:
+def results_page(
+    index: ImageIndex, results: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = (), *, explained: bool = False
+) -> str:
     """Return what photos found as one HTML file with small pictures, 10 MiB of them at most."""
-    pictures = Pictures(JoinedSource([*(result.photo.source for result in results), *index.sources]))
-    searched = []
+    joined = JoinedSource([*(result.photo.source for result in results), *index.sources])
+    pictures = Pictures(joined, model=index.load_model() if explained else None)
+    searched, alike = [], []
     for number, result in enumerate(results):
         sources = index.rows.take([hit.row for hit in result.hits])["source"].tolist()
         places = [f"{len(results) + source}/{hit.path}" for hit, source in zip(result.hits, sources, strict=True)]
         hits = list(zip(result.hits, map(pictures.of, places), strict=True))
-        searched.append((result, None if result.error else pictures.of(f"{number}/{result.photo.name}"), hits))
+        picture = f"{number}/{result.photo.name}"
+        is_drawn = result.photo.name and not result.error
+        searched.append((result, pictures.of(picture) if is_drawn else None, hits))
+        alike.append(pictures.explained(picture, dict(enumerate(places, 1))) if is_drawn else [])
     notes = []
     if pictures.missing:
         notes.append(f"Pictures whose file is gone or unreadable: {len(pictures.missing):,}. The path stands instead.")
     if pictures.left_out:
         notes.append(f"{pictures.left_out:,} pictures are left out to keep this file small.")
     facts = [("index", index.description), *options]
-    return render("search.html", title="Found", photos=searched, facts=facts, notes=notes)
+    return render("search.html", title="Found", photos=searched, alike=alike, facts=facts, notes=notes)

@@ -73,10 +73,7 @@ def finding_of(
     *,
     check: str = "",
 ) -> Finding:
-    """Return the finding of some things by their names; where its kind has a fix it drops all their rows by default.
-
-    `check`: how it is called, by default as its kind; of nearly the same images the fix is "near-…".
-    """
+    """Return the finding of some things by their names; where its kind has a fix it drops all their rows by default."""
     advice = _ADVICE[kind]
     fix = advice.get("fix", "")
     if fix and check.startswith("nearly"):
@@ -153,12 +150,12 @@ def surplus(manifest: Manifest, rows: Sequence[int], *, by_path: bool = True) ->
     """Return which rows of one image a cleaned table leaves out: all that stand beside one that it keeps."""
     splits = manifest.splits.tolist()
     ordered = sorted(rows, key=lambda row: (_KEPT_SPLITS.index(splits[row]), not manifest.is_query[row], row))
-    kept: list[int] = []
+    staying: list[int] = []
     for row in ordered:
-        is_kept = by_path and any((manifest.paths[row], splits[row]) == (manifest.paths[k], splits[k]) for k in kept)
-        if is_kept or not any(stand_alike(manifest, row, kept_row) for kept_row in kept):
-            kept.append(row)
-    return [row for row in ordered if row not in kept]
+        is_kept = by_path and any((manifest.paths[row], splits[row]) == (manifest.paths[k], splits[k]) for k in staying)
+        if is_kept or not any(stand_alike(manifest, row, kept_row) for kept_row in staying):
+            staying.append(row)
+    return [row for row in ordered if row not in staying]
 
 
 def stand_alike(manifest: Manifest, first: int, second: int) -> bool:
@@ -181,10 +178,10 @@ def read_fixes(text: str) -> list[str]:
 def describe_cleaning(report: DoctorReport, fixes: Sequence[str]) -> str:
     """Return how many rows each name of FIXES leaves out, and which classes lose their last pair."""
     assert report.manifest is not None
-    kept = report.kept(fixes)
+    cleaned = report.kept(fixes)
     counts = ", ".join(f"{name} {len(report.left_out(name)):,}" for name in fixes)
-    rows = f"{len(report.manifest) - len(kept):,} of {len(report.manifest):,} rows"
-    before, after = classes_with_pairs(report.manifest), set(classes_with_pairs(kept))
+    rows = f"{len(report.manifest) - len(cleaned):,} of {len(report.manifest):,} rows"
+    before, after = classes_with_pairs(report.manifest), set(classes_with_pairs(cleaned))
     lost = [f"{name!r} in {split}" for split, name in before if (split, name) not in after]
     more = f", and {len(lost) - _EXAMPLES:,} more" if len(lost) > _EXAMPLES else ""
     named = f": {', '.join(lost[:_EXAMPLES])}{more}" if lost else ""

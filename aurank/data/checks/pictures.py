@@ -172,7 +172,7 @@ def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Seq
     return [
         row
         for row in labelled
-        if any(labels[other] != labels[row] and stand_alike(manifest, row, other) for other in labelled)
+        if any(labels[twin] != labels[row] and stand_alike(manifest, row, twin) for twin in labelled)
     ]
 
 

@@ -1,6 +1,7 @@
 """Data sets of a Python program: whatever gives an image and a label by number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -58,7 +59,7 @@ def from_dataset(
         >>> from_dataset({"train": [(pixels, "cat"), (pixels, "dog")], "test": [(pixels, "owl")]})
         Manifest('dataset': 3 images of 3 classes; train 2, test 1)
     """
-    items: dict[str, tuple[Any, int, Any]] = {}
+    items: dict[str, Callable[[], Any]] = {}
     labels, splits = list[Label](), list[str]()
     for split, part in (dataset if isinstance(dataset, Mapping) else {"": dataset}).items():
         with reading(name, "a data set", remedy="give one whose items are an image and a label"):
@@ -68,9 +69,12 @@ def from_dataset(
         labels += part_labels
         splits += ["val" if split == "validation" else split] * len(part_labels)
         key = usual[0] if image is None else image
-        items |= {f"{split}/{row:07d}".lstrip("/"): (part, row, key) for row in range(len(part_labels))}
+        for row in range(len(part_labels)):
+            path = f"{split}/{row:07d}".lstrip("/")
+            items[path] = partial(_item, part, row, key, f"{name}, image {path!r}")
     require_filled("label", [f"{name}, {path!r}" for path, text in zip(items, labels, strict=True) if not text])
-    source = DatasetSource(items, where=name)
+    source = ArraySource(items, where=name)
+    source.is_read_to_mark = True
     for path in [*items][:_COMPARED]:
         if not np.array_equal(source.pixels(path), source.pixels(path)):
             remedy = "leave out the random transform of the data set, and set data.train_transform"
@@ -95,24 +99,17 @@ def _labels(dataset: Any, key: Any) -> list[Label]:
     return [read_label(label, f"item {row}", names) for row, label in enumerate(labels)]
 
 
-class DatasetSource(ArraySource):
-    is_read_to_mark = True
-
-    def _array(self, path: str) -> Any:
-        dataset, row, key = self.entries[path]
-        with _reading, reading(f"{self.where}, image {path!r}", "an item of a data set", remedy="mend the data set"):
-            return _pixels(dataset[row][key])
-
-
-def _pixels(image: Any) -> Any:
-    if isinstance(image, Image.Image):
-        return to_pixels(image, None)
-    if hasattr(image, "permute"):  # a tensor: torch is not imported here, where commands begin
-        if image.is_floating_point():
-            if not (image.min() >= 0 and image.max() <= 1):
-                raise UserError("its numbers are not from 0 to 1; leave out the normalisation of the data set")
-            image = (image * 255).round().byte()
-        image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
-    if not isinstance(image, np.ndarray):
-        raise UserError(f"it is a {type(image).__name__}, expected an image of Pillow, an array or a tensor")
-    return image
+def _item(dataset: Any, row: int, key: Any, where: str) -> Any:
+    with _reading, reading(where, "an item of a data set", remedy="mend the data set"):
+        image = dataset[row][key]
+        if isinstance(image, Image.Image):
+            return to_pixels(image, None)
+        if hasattr(image, "permute"):  # a tensor: torch is not imported here, where commands begin
+            if image.is_floating_point():
+                if not (image.min() >= 0 and image.max() <= 1):
+                    raise UserError("its numbers are not from 0 to 1; leave out the normalisation of the data set")
+                image = (image * 255).round().byte()
+            image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
+        if not isinstance(image, np.ndarray):
+            raise UserError(f"it is a {type(image).__name__}, expected an image of Pillow, an array or a tensor")
+        return image

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from aurank.data.manifest import Manifest
 from aurank.data.readers.listing import Row, build_listed
 from aurank.data.sources import ImageSource, open_source
 from aurank.errors import UserError
-from aurank.names import meant, nearest
-
-T = TypeVar("T")
+from aurank.names import require_choice
 
 
 @dataclass(frozen=True)
@@ -99,13 +97,7 @@ class Location:
         class_names: Mapping[str, str] | None = None,
         pairs: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     ) -> Manifest:
-        """Return the manifest of some parts.
-
-        Args:
-            images: the folder that paths start from.
-            class_names: by label, where labels are ids.
-            pairs: `positives` and `ignored`, each of a row of the first part and a row of the second.
-        """
+        """Return the manifest of some parts; `pairs` are of rows of the first part and of the second."""
         rows = [row for part in parts for row in part]
         manifest = build_listed(self.benchmark.name, self.inside(images), rows, class_names=class_names)
         shift = np.array([0, len(parts[0])])
@@ -162,12 +154,6 @@ class PublishedReader:
 
 
 PUBLISHED: dict[str, PublishedReader] = {}
-
-
-def find_set(name: str, sets: Mapping[str, T]) -> T:
-    if name not in sets:
-        raise UserError(f"no published set {name!r}, expected one of {', '.join(sets)}{meant(nearest(name, sets))}")
-    return sets[name]
 
 
 def published(name: str, each: str = "") -> Callable[[Callable[..., Manifest]], PublishedReader]:
@@ -261,7 +247,7 @@ def check_benchmark(
         >>> check_benchmark("sop", Path("nowhere")).complete
         False
     """
-    reader = find_set(name, PUBLISHED)
+    reader = PUBLISHED[require_choice("the published set", name, PUBLISHED)]
     benchmark = reader.benchmark
     location = locate(benchmark, root, path)
     if location is None:

@@ -14,12 +14,12 @@ from aurank.data.readers.values import number_groups, read_label, require_filled
 from aurank.data.sources import ImageSource, open_source
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
-from aurank.names import meant, nearest, plain_text, text_key, tidied
+from aurank.names import meant, nearest, plain_text, require_choice, text_key, tidied
 
 _BOX, _FLAGS = ("x1", "y1", "x2", "y2"), ("is_query", "is_gallery")
 _KNOWN = ("path", "label", "text", "split", *_FLAGS, "group", "super_label", *_BOX)
 _NEARLY = 0.76  # likeness of names: "groups" and "group" have 0.91, "query" and "is_query" 0.77
-_MEANS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
+_MEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 Line = tuple[str, dict[str, Any]]  # where it is ("FILE, line 7"), and its values by column
 
@@ -108,8 +108,7 @@ def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], outside: bo
     flags: dict[str, list[bool]] = {}
     for name in _FLAGS:
         for where, line in lines if name in columns else ():
-            if (value := line[name].lower()) not in _MEANS:
-                raise UserError(f"{where}: {name} must be one of 1, 0, true, false, yes, no, got {value!r}")
+            value = require_choice(f"{where}: {name}", line[name].lower() or "yes", _MEANS)
             flags.setdefault(name, []).append(_MEANS[value])
     more = {**flags, "groups": groups, "group_names": group_names, "texts": texts if all(texts) else None}
     return build_listed(PurePosixPath(file).stem, source, rows, one_label=labelled, outside=outside, **more)

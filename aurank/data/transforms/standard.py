@@ -307,8 +307,8 @@ class SimCLR(CropFlip):
         return view
 
 
-def _blend(view: View, other: View, amount: float) -> View:
-    return np.asarray(cv2.addWeighted(view, amount, other, 1 - amount, 0))
+def _blend(view: View, toward: View, amount: float) -> View:
+    return np.asarray(cv2.addWeighted(view, amount, toward, 1 - amount, 0))
 
 
 def _grey(view: View) -> View:

@@ -1,6 +1,7 @@
 """Models by name, from checkpoints and from folders; a head on saved embeddings with its backbone."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from typing_extensions import TypedDict
 
 from aurank.config import Config
 from aurank.config.schema import EMBEDDINGS, NO_BACKBONE
-from aurank.data import Pipeline
+from aurank.data import Pipeline, Tokeniser
 from aurank.data.saved_embeddings import AsSaved, MadeBy
 from aurank.embedding.build import (
     build_encoder,
@@ -37,7 +38,7 @@ from aurank.models.adapters.names import LOCAL
 from aurank.models.adapters.timm import NO_ARGUMENTS
 from aurank.models.adapters.weights import fit_tensors
 from aurank.models.encoder import network_of
-from aurank.models.image_model import ImageModel, Tokenise, to_picture
+from aurank.models.image_model import ImageModel, TextParts, Tokenise, to_picture
 from aurank.models.tuning import WHOLE
 
 _BACKBONES = ("timm", "open_clip", "transformers")  # kinds of model that a head can stand behind
@@ -85,7 +86,7 @@ def _trained(name: str, path: Path) -> ImageModel:
     source = name.removeprefix("aurank:")
     checkpoint = with_backbone(load_checkpoint(path), source)
     config = read_trained(checkpoint["config"])
-    return trained_model(name, encoder_of(checkpoint, config, source).eval(), config)
+    return trained_model(name, encoder_of(checkpoint, config, source).eval(), config, path)
 
 
 def fetched(model: str) -> str:
@@ -121,10 +122,15 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
     return towers, towers.tokenise, build_transform(config.data, train=False)
 
 
-def trained_model(name: str, encoder: nn.Module, config: Config) -> ImageModel:
+def trained_model(name: str, encoder: nn.Module, config: Config, path: Path) -> ImageModel:
+    def load_text() -> TextParts:
+        towers, tokenise, _ = load_pairs(path)
+        return towers.text, tokenise
+
     is_head = config.model.backbone == NO_BACKBONE
     transform = AsSaved(1, 1) if is_head else build_transform(config.data, train=False)
-    return ImageModel(name, encoder, transform, describe_model(config), config.data.channels, config=config)
+    model = ImageModel(name, encoder, transform, describe_model(config), config.data.channels, config=config)
+    return model if config.model.text is None else replace(model, load_text=load_text)
 
 
 def made_by(model: ImageModel) -> MadeBy:
@@ -237,12 +243,18 @@ def store_model(folder: Path, model: ImageModel) -> None:
         load_by = keep_model(model, folder)
     else:
         load_by = f"aurank:{KEPT}"
-        network = model.config.model.model_copy(update=dict.fromkeys(("text", "lora", "weights", "init_from")))
+        state, tokeniser, dropped = model.module.state_dict(), None, ["text", "lora", "weights", "init_from"]
+        with suppress(UserError):  # without a text tower, or its library, it still takes images
+            text, tokenise = model.text
+            state = nn.ModuleDict({"image": model.module, "text": text}).state_dict()
+            tokeniser = tokenise.state_dict() if isinstance(tokenise, Tokeniser) else None
+            dropped.remove("text")
+        network = model.config.model.model_copy(update=dict.fromkeys(dropped))
         data = model.config.data.model_copy(update=dict.fromkeys(("root", "prepared")))  # no paths of this machine
         if data.params:
             data = data.model_copy(update={"name": "folder", "params": {}})
         config = model.config.model_copy(update={"model": network, "data": data}).model_dump(mode="json")
-        encoder = {"encoder": model.module.state_dict(), "average": None, "tokeniser": None}
+        encoder = {"encoder": state, "average": None, "tokeniser": tokeniser}
         save_checkpoint(folder / KEPT, {"config": config, "manifest": "", "data": None, "progress": {}, **encoder})
     content = {"format": _FORMAT, "version": 1, "load": load_by, "weights_sha256": weights_sha256(model.module)}
     content |= {"preprocessing": model.preprocessing, "files": sorted(file.name for file in folder.iterdir())}

@@ -47,7 +47,7 @@ class ByteCodes:
     def part(self, rows: slice) -> "ByteCodes":
         return ByteCodes(self.planes[rows], self.numbers[:, rows])
 
-    def error(self, others: "ByteCodes", kind: str, slack: float) -> Float64[np.ndarray, " row"]:
+    def error(self, across: "ByteCodes", kind: str, slack: float) -> Float64[np.ndarray, " row"]:
         """Return how far the score of each row with any of the others may be from score / factor.
 
         `slack` bounds what float64 takes. float32: an integer, a product of scales, their product, the offsets, their
@@ -55,7 +55,7 @@ class ByteCodes:
         lengths and the offsets, and as much again to spare.
         """
         _, offset, length, high, both, low = self.numbers
-        _, offsets, lengths, highs, boths, lows = np.abs(others.numbers).max(axis=1)
+        _, offsets, lengths, highs, boths, lows = np.abs(across.numbers).max(axis=1)
         sizes = (length + high) * (lengths + highs) + np.abs(offset) + offsets
         if kind == HIGH:
             bound = high * lengths + (length + high) * highs
@@ -226,12 +226,12 @@ def write_codes(rows: Any, centre: Any, signs: Any, squared: bool, planes: Any, 
         first, second, low = 0.0, 0.0, 0.0
         for index in range(dim):
             code = np.rint(values[index] * times)
-            rest = values[index] - code * step
-            fine = np.rint(rest * times * STEPS)
-            last = rest - fine * (step / STEPS)
+            remainder = values[index] - code * step
+            fine = np.rint(remainder * times * STEPS)
+            last = remainder - fine * (step / STEPS)
             planes[row, index] = planes[row, 2 * dim + index] = np.int8(code)
             planes[row, dim + index] = np.int8(fine)
-            first += rest * rest
+            first += remainder * remainder
             low += fine * fine
             second += last * last
         numbers[0, row] = step

@@ -79,10 +79,7 @@ Change: TypeAlias = Callable[[Ranks], Ranks]  # of the positives of each query b
 
 
 class RankBlocks:
-    """The ranks of a problem, in blocks of queries of which the positives fit into `max_memory`, or in one block.
-
-    The arguments are those of `positive_ranks`. No block changes a digit.
-    """
+    """The ranks of a problem, as of `positive_ranks`, in blocks whose positives fit into `max_memory`."""
 
     def __init__(
         self,

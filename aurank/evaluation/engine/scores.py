@@ -16,7 +16,8 @@ from torch import Tensor
 
 from aurank.arrays import MappedRows
 from aurank.errors import UserError
-from aurank.evaluation.inputs import Embeddings, RetrievalProblem, device_of, importable, require_one_of
+from aurank.evaluation.inputs import Embeddings, RetrievalProblem, device_of, importable
+from aurank.names import require_choice
 
 # Squares of lengths in this range, and products of two such lengths, stay far from overflow and underflow in float64.
 SHORTEST, LONGEST = 1e-140, 1e140
@@ -116,15 +117,12 @@ class Side:
 
 
 class ExactScores:
-    """Exact scores between positions of two sorted sides, and the features whose products are close to them.
-
-    A product of features is a score divided by `factor`, within `error`. Safe to call from several threads.
-    """
+    """Exact scores between positions of two sides, and features whose products are score / `factor` within `error`."""
 
     def __init__(
         self, problem: RetrievalProblem, queries: Order, gallery: Order, *, distance: str, compiled: bool = True
     ) -> None:
-        require_one_of(DISTANCES, distance=distance)
+        require_choice("distance", distance, DISTANCES)
         how: dict[str, Any] = {"distance": distance, "compiled": compiled and importable("numba")}
         lengths = gallery_lengths = row_lengths(problem.embeddings, side="query", **how)
         if problem.gallery is not None:

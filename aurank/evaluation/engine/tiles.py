@@ -53,10 +53,7 @@ class Tile:
 
 
 class Tiles:
-    """Tiles of a range of queries against the whole gallery, within `size` bytes: half for workers, half for panels.
-
-    `offset` cumulates the thresholds of queries. If `symmetric`, a tile serves both of its sides.
-    """
+    """Tiles of queries against the whole gallery; `offset` cumulates the thresholds of queries."""
 
     def __init__(
         self,
@@ -110,7 +107,7 @@ class Tiles:
                     right = left
                 elif rows != right.rows:
                     right = self._panel(rows, gallery=True)
-                pairs = ((block, other) for block in queries for other in gallery)
+                pairs = ((block, gallery_block) for block in queries for gallery_block in gallery)
                 pairs = (pair for pair in pairs if not self.symmetric or pair[0].start <= pair[1].start)
                 tiles = [Tile(*pair, left, right) for pair in pairs]
                 for start in range(0, len(tiles), TILES * self.workers):

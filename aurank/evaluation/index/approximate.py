@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,40 +19,17 @@ from aurank.evaluation.metrics import mean
 NEIGHBOUR_QUERIES = 1000  # queries whose neighbours are compared with the exact ones
 
 
-@dataclass(frozen=True)
-class Approximation:
-    """Metrics of an approximate index, with the exact ones beside them.
-
-    `metrics`: "mauprc" and "recall@{k}" from its lists of `depth` neighbours; `exact`: the same over the full gallery.
-    `neighbour_recall`: the part of the k true nearest rows (by faiss's Flat index) that the index finds among its k, as
-    a mean over `neighbour_queries` random queries. `measured`: seconds and queries per second of this one run.
-
-    Example:
-        >>> print(Approximation("Flat", "CPU", 1, {"recall@1": 0.5}, {"recall@1": 1.0}, {1: 0.5}, 2, {"seconds": 0.1}))
-        metric     index   exact
-        recall@1  0.5000  1.0000
-        true nearest rows found, mean of 2 queries: 0.5000 of 1
-        index Flat on CPU, lists of 1; measured once: seconds 0.1
-    """
-
-    index: str
-    place: str
-    depth: int
-    metrics: dict[str, float]
-    exact: dict[str, float]
-    neighbour_recall: dict[int, float]
-    neighbour_queries: int
-    measured: dict[str, float] = field(compare=False)
-
-    def __str__(self) -> str:
-        width = max(len(name) for name in (*self.metrics, "metric"))
-        lines = [f"{'metric':<{width}}   index   exact"]
-        lines += [f"{name:<{width}}  {value:.4f}  {self.exact[name]:.4f}" for name, value in self.metrics.items()]
-        recalls = ", ".join(f"{value:.4f} of {k}" for k, value in self.neighbour_recall.items())
-        speed = ", ".join(f"{name.replace('_', ' ')} {value:,.1f}" for name, value in self.measured.items())
-        lines.append(f"true nearest rows found, mean of {self.neighbour_queries:,} queries: {recalls}")
-        lines.append(f"index {self.index} on {self.place}, lists of {self.depth:,}; measured once: {speed}")
-        return "\n".join(lines)
+def describe_index(content: dict[str, Any]) -> str:
+    width = max(len(name) for name in (*content["metrics"], "metric"))
+    lines = [f"{'metric':<{width}}   index   exact"]
+    for name, value in content["metrics"].items():
+        lines.append(f"{name:<{width}}  {value:.4f}  {content['exact'][name]:.4f}")
+    recalls = ", ".join(f"{value:.4f} of {k}" for k, value in content["neighbour_recall"].items())
+    speed = ", ".join(f"{name.replace('_', ' ')} {value:,.1f}" for name, value in content["measured"].items())
+    lines.append(f"true nearest rows found, mean of {content['neighbour_queries']:,} queries: {recalls}")
+    lists = f"lists of {content['depth']:,}; measured once: {speed}"
+    lines.append(f"index {content['index']} on {content['place']}, {lists}")
+    return "\n".join(lines)
 
 
 def index_report(
@@ -65,13 +42,11 @@ def index_report(
     distance: str = "cosine",
     device: torch.device | str | None = None,
     progress: ProgressCallback | None = None,
-) -> Approximation:
-    """Return the metrics of an index by its lists, beside the exact ones.
+) -> dict[str, Any]:
+    """Return the metrics of an index, or of one built by a factory string, by its own lists.
 
-    Args:
-        exact: "mauprc" and each recall of the same problem.
-        index: a factory string to build it, or an Index that holds the gallery.
-        recall_at: the largest is the length of the lists.
+    Beside "metrics" are the "exact" ones, and "neighbour_recall": the part of the k true nearest rows (by faiss's Flat)
+    that it finds among its k, by k, a mean over "neighbour_queries" random queries. "measured" is of this one run.
     """
     gallery = problem.target
     depth = min(max(recall_at), len(gallery))
@@ -100,7 +75,9 @@ def index_report(
     if not index.gpus:
         measured["threads"] = float(faiss_library().omp_get_max_threads())
     neighbour_recall, num_queries = _neighbour_recall(problem, index, recall_at)
-    return Approximation(index.factory, index.place, depth, means, exact, neighbour_recall, num_queries, measured)
+    content = {"index": index.factory, "place": index.place, "depth": depth, "metrics": means, "exact": exact}
+    neighbours = {"neighbour_recall": neighbour_recall, "neighbour_queries": num_queries}
+    return {**content, **neighbours, "measured": measured}
 
 
 def _listed_ranks(
@@ -148,7 +125,7 @@ def _listed_ranks(
 
 def _neighbour_recall(
     problem: RetrievalProblem, index: Index, recall_at: tuple[int, ...]
-) -> tuple[dict[int, float], int]:
+) -> tuple[dict[str, float], int]:
     chosen = np.sort(np.random.default_rng(0).permutation(len(problem.embeddings))[:NEIGHBOUR_QUERIES])
     queries, own_rows = take(problem.embeddings, chosen), problem.own_rows()
     leave_out = None if own_rows is None else own_rows[chosen]
@@ -163,5 +140,5 @@ def _neighbour_recall(
         possible = np.minimum(true.count, k)
         hits = np.isin(listed[:, :k], nearest[:, :k]).sum(axis=1)
         has_any = possible > 0
-        recall[k] = mean(hits[has_any] / possible[has_any]) if has_any.any() else 1.0
+        recall[str(k)] = mean(hits[has_any] / possible[has_any]) if has_any.any() else 1.0
     return recall, len(chosen)

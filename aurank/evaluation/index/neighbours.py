@@ -21,9 +21,10 @@ from typing_extensions import TypedDict
 from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
-from aurank.evaluation.inputs import Embeddings, ProgressCallback, as_matrix, require_at_least, require_one_of
+from aurank.evaluation.inputs import Embeddings, ProgressCallback, as_matrix, require_at_least, require_same_width
 from aurank.files import read_record, reading, replacing, require_ordinary
 from aurank.lazy import import_library
+from aurank.names import require_choice
 
 BLOCK = 2**21  # numbers read and handed to faiss at a time
 
@@ -171,7 +172,7 @@ class Index(SearchIndex):
     ) -> None:
         faiss = faiss_library()
         require_at_least(1, dim=dim)
-        require_one_of(DISTANCES, distance=distance)
+        require_choice("distance", distance, DISTANCES)
         self.dim, self.factory, self.distance = dim, factory, distance
         kind, _, parameters = (part.strip() for part in factory.partition(";"))
         metric = faiss.METRIC_L2 if distance == "euclidean" else faiss.METRIC_INNER_PRODUCT
@@ -335,11 +336,7 @@ class Index(SearchIndex):
 
     def _check(self, values: Arrays, *, side: str) -> Embeddings:
         embeddings = as_matrix(values, side=side)
-        if embeddings.shape[1] != self.dim:
-            raise UserError(
-                f"the {side} embeddings have {embeddings.shape[1]} columns and the index has {self.dim}: both must "
-                "come from the same model"
-            )
+        require_same_width(side, int(embeddings.shape[1]), "index", self.dim)
         check_rows(embeddings, side=side, distance=self.distance)
         return embeddings
 

@@ -273,15 +273,7 @@ class Rescore(ListStep):
 
 
 def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray, "query k"]) -> Ranks:
-    """Return the ranks of the positives after the rows listed were ordered by new scores, larger being closer.
-
-    Rows after a list keep their order. Equal new scores tie; a list's last row and the next row after it do not.
-
-    Args:
-        ranks: before, of all queries or some.
-        lists: the beginnings of all lists, as `nearest_rows` gives them for the same problem.
-        score: of the rows listed; NaN after the list's end.
-    """
+    """Return the ranks after the rows listed were ordered by new scores; later rows keep their order."""
     if len(ranks.query) < len(lists.query):
         rows = np.searchsorted(lists.query, ranks.query)
         lists = NearestRows(lists.query[rows], lists.row[rows], lists.score[rows], lists.is_positive[rows])

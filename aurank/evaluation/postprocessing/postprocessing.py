@@ -22,7 +22,6 @@ from aurank.evaluation.inputs import (
     as_matrix,
     check_sides,
     require_at_least,
-    require_one_of,
     rows_without_junk,
 )
 from aurank.evaluation.postprocessing.neighbour_steps import (
@@ -48,6 +47,7 @@ from aurank.evaluation.postprocessing.steps import (
     unit,
 )
 from aurank.files import read_bundle, reading, write_bundle
+from aurank.names import require_choice
 
 _ALL: tuple[type[Step], ...] = (
     *(Centring, Whiten, Truncate, Int8, Binary),
@@ -95,7 +95,7 @@ class PostProcessing:
     states: dict[int, State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_one_of(DISTANCES, distance=self.distance)
+        require_choice("distance", self.distance, DISTANCES)
         kinds = [[isinstance(step, kind) for kind in (RowStep, SideStep, ListStep)].index(True) for step in self.steps]
         if kinds != sorted(kinds) or kinds.count(2) > 1:
             raise UserError(
@@ -123,9 +123,9 @@ class PostProcessing:
                 named[-1][1][key] = value
         steps = []
         for name, parameters in named:
-            require_one_of(STEPS, **{"post-processing step": name})
+            require_choice("post-processing step", name, STEPS)
             for key in parameters:
-                require_one_of(STEPS[name].model_fields, **{f"parameter of {name}": key})
+                require_choice(f"parameter of {name}", key, STEPS[name].model_fields)
             try:
                 steps.append(STEPS[name](**parameters))
             except ValidationError as error:
@@ -327,7 +327,7 @@ class Codes:
         require_at_least(1, **{f"dims[{index}]": dim for index, dim in enumerate(self.dims)})
         require_at_least(1, rescore=1 if self.rescore is None else self.rescore)
         for precision in self.precisions or ("",):
-            require_one_of(BITS, precision=precision)
+            require_choice("precision", precision, BITS)
 
     def each(
         self, problem: RetrievalProblem, *, distance: str, device: str

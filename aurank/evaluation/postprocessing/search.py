@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.index.neighbours import SearchIndex, check_rows, scaled_rows
-from aurank.evaluation.inputs import as_matrix
+from aurank.evaluation.inputs import as_matrix, require_same_width
 from aurank.evaluation.postprocessing.neighbour_steps import DatabaseAugmentation, Rescore, SideStep
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.postprocessing.steps import Sides
@@ -80,20 +80,9 @@ class GallerySearch:
         among: Int64[np.ndarray, " row"] | None = None,
         exact: bool = False,
     ) -> tuple[Places, Scores]:
-        """Return the k nearest rows of each query and their scores in float64; -1 and NaN where there are fewer.
-
-        Args:
-            queries: embeddings before post-processing.
-            leave_out: the row that each query must not find, -1 for none.
-            among: the rows to search, by default all.
-            exact: search all rows although the index is approximate.
-        """
+        """Return rows and float64 scores of the k nearest, `among` some or all; -1 and NaN where there are fewer."""
         as_matrix(queries, side="query")
-        if queries.shape[1] != self.embeddings.shape[1]:
-            raise UserError(
-                f"the queries have {queries.shape[1]} columns and the gallery has {self.embeddings.shape[1]}: "
-                "both must come from the same model"
-            )
+        require_same_width("query", queries.shape[1], "gallery", self.embeddings.shape[1])
         check_rows(queries, side="query", distance=self.index.distance)
         processing = self.processing or PostProcessing((), self.index.distance)
         leave_out = np.full(len(queries), -1) if leave_out is None else leave_out

@@ -1,7 +1,7 @@
 """Checks at the border of the losses: each error says what came, what was expected, and what to do about it."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Annotated, Any
 
@@ -47,12 +47,6 @@ def require_pair(
 def require_whole(name: str, value: object, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name} must be a whole number >= {least}, got {value!r}")
-    return value
-
-
-def require_choice(name: str, value: str, choices: Collection[str]) -> str:
-    if value not in tuple(choices):
-        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return value
 
 

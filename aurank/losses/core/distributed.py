@@ -83,8 +83,7 @@ class Gather:
 
     def _of_announced(self, inputs: Inputs, announced: Shares) -> Inputs:
         lengths = [len(ids) for ids in announced[1]]
-        if len(inputs.embeddings) != (length := lengths[distributed.get_rank()]):
-            raise UserError(f"{length} embeddings of this process were announced, got {len(inputs.embeddings)}")
+        assert len(inputs.embeddings) == lengths[distributed.get_rank()]
         labels, ids = (in_order(each, views=self.views) for each in announced)
         gathered = replace(inputs, labels=labels, ids=ids, shared=True)
         if inputs.is_self_set:

@@ -9,7 +9,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_choice, require_number
+from aurank.losses.core.checks import Number, require_number
+from aurank.names import require_choice
 
 Labels = Tensor | np.ndarray | Sequence[Any]  # integers [row], or sets: bool [row, class], or a list of integers a row
 Relation = Literal["any", "equal", "jaccard"] | Number | Callable[[Any, Any], Any]

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, require_choice, require_number, require_pair, require_within
+from aurank.losses.core.checks import Number, require_number, require_pair, require_within
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import FullPrecision, writes
+from aurank.names import require_choice
 
 Scale = Literal["linear", "log"]
 

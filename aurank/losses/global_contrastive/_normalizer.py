@@ -9,11 +9,12 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from aurank.errors import AurankWarning
-from aurank.losses.core.checks import Number, require_choice, require_number, require_within
+from aurank.losses.core.checks import Number, require_number, require_within
 from aurank.losses.core.pair_loss import KeyedLoss, KeyedLossOptions, query_ids
 from aurank.losses.core.pairs import Pairs, count_equal
 from aurank.losses.core.row_table import EntryIndex, EntryValues, RowTable, log_mean_by_row, mean_by_row, writes
 from aurank.losses.core.temperature import AnyTemperature, Temperature, attraction, column, log_mean_exp
+from aurank.names import require_choice
 
 Schedule = Literal["constant", "cosine"]
 FALLS_OVER = 0.5  # share of the training

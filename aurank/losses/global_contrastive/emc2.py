@@ -8,12 +8,13 @@ from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, SoftmaxTemperature, require_choice, require_number
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_number
 from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions, query_ids
 from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import SavedGenerator, writes
 from aurank.losses.core.temperature import attraction
 from aurank.losses.global_contrastive._kept_rows import NONE, EmbedByIds, TaggedTable, embedded_anew, row_similarity
+from aurank.names import require_choice
 from aurank.ranges import Range
 
 # Of running maxima at a time; what else the chains of a chunk need is about as much. A GPU wants few large steps.
@@ -123,11 +124,7 @@ class Chains(nn.Module):
     def forward(
         self, pairs: Pairs, distance: BaseDistance, *, reencode: EmbedByIds | None, write: bool
     ) -> Float[Tensor, " query"]:
-        """Continue the chain of each query over its negatives in the batch; keep where they end if `write`.
-
-        Returns:
-            The mean similarity of each query to the states that its chain kept: the sampled part of Eq. 11.
-        """
+        """Continue each query's chain over its negatives; return the mean similarity to the states kept (Eq. 11)."""
         similarity, device = pairs.similarity.detach(), pairs.similarity.device
         score, column, inside, outside = self._start(pairs, distance, reencode)
         generator, number = self.random.on_device(device), similarity.shape[1]

@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, SoftmaxTemperature, require_choice, require_number
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_number
 from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions, query_ids
 from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import Counters, SavedGenerator, writes
 from aurank.losses.core.temperature import attraction
 from aurank.losses.global_contrastive._kept_rows import EmbedByIds, TaggedTable, embedded_anew, row_similarity
+from aurank.names import require_choice
 
 OutsideNegative = Literal["stored", "reencode"]
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from pytorch_metric_learning.distances import CosineSimilarity
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, Share, SoftmaxTemperature, require_choice, require_number
+from aurank.losses.core.checks import Number, Share, SoftmaxTemperature, require_number
 from aurank.losses.core.pair_loss import KeyedLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, add_epsilon, attraction, log_mean_exp, require_bounds
@@ -21,6 +21,7 @@ from aurank.losses.global_contrastive._normalizer import (
     Update,
     surrogate_loss,
 )
+from aurank.names import require_choice
 from aurank.ranges import Range
 
 Normalizer = Literal["view", "shared"]

@@ -19,7 +19,6 @@ from aurank.losses.core.checks import (
     check_width,
     is_integer,
     kind_of,
-    require_choice,
     require_number,
     require_whole,
 )
@@ -29,6 +28,7 @@ from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.ranking.blackbox_ap import at_least
 from aurank.losses.ranking.ranking_sums import ranking_sums
 from aurank.losses.ranking.smooth_ranks import check_cuts, smoothed_recall, weight_ahead
+from aurank.names import require_choice
 from aurank.ranges import Range
 
 

@@ -9,12 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Cuts, Number, RankTemperature, StepTemperature, require_choice, require_number
+from aurank.losses.core.checks import Cuts, Number, RankTemperature, StepTemperature, require_number
 from aurank.losses.core.common import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.core.row_table import SavedGenerator, writes
 from aurank.losses.ranking.ranking_sums import Surrogate, ranking_sums
+from aurank.names import require_choice
 from aurank.ranges import Range
 
 

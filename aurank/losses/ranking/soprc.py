@@ -13,7 +13,6 @@ from aurank.losses.core.checks import (
     check_labels_in_range,
     is_integer,
     kind_of,
-    require_choice,
     require_number,
     require_pair,
     require_whole,
@@ -22,6 +21,7 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import RowTable, writes
 from aurank.losses.ranking.ranking_sums import ranking_sums
+from aurank.names import require_choice
 from aurank.ranges import Range
 
 

@@ -13,7 +13,6 @@ from pytorch_metric_learning.reducers import AvgNonZeroReducer, BaseReducer, Mea
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
-from aurank.errors import UserError
 from aurank.losses.core.checks import (
     Margin,
     Number,
@@ -21,7 +20,6 @@ from aurank.losses.core.checks import (
     SoftmaxTemperature,
     check_labels_in_range,
     check_width,
-    require_choice,
     require_number,
     require_whole,
 )
@@ -30,7 +28,7 @@ from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.pairs import Inputs, check_mined
 from aurank.losses.core.sets import Relation, check_relation
-from aurank.names import named
+from aurank.names import named, require_choice
 from aurank.ranges import Range
 
 
@@ -153,8 +151,6 @@ class ProxyLoss(PMLLoss):
         return False
 
     def compute(self, inputs: Inputs) -> Any:
-        if not inputs.is_self_set:
-            raise UserError(f"{type(self.loss).__name__} compares embeddings with its proxies: leave out ref_emb")
         check_width(inputs.embeddings, "embedding_size", self.embedding_size)
         if inputs.labels.device.type == "cpu":  # elsewhere the host would wait for the device
             check_labels_in_range(inputs.labels, self.num_classes)

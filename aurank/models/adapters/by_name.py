@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,12 @@ from torch import nn
 from aurank.errors import UserError
 from aurank.files import reading, write_safetensors
 from aurank.models.adapters.exported import onnx_model
-from aurank.models.adapters.loading import TextParts
 from aurank.models.adapters.names import IMAGES, LOCAL, TEXTS, TOWERS, Options, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_model, open_clip_settings, open_clip_text_model
 from aurank.models.adapters.python import python_model
 from aurank.models.adapters.timm import require_known, timm_config, timm_model
 from aurank.models.adapters.transformers import transformers_model, transformers_text_model
-from aurank.models.image_model import ImageModel, as_embeddings, to_picture
+from aurank.models.image_model import ImageModel, TextParts, as_embeddings, to_picture
 from aurank.models.views import MeanOverViews, add_views
 
 ADAPTERS: Mapping[str, Callable[[str, str, Options, bool], ImageModel]] = {
@@ -124,6 +124,8 @@ def keep_model(model: ImageModel, folder: Path) -> str:
     write_safetensors(folder / _WEIGHTS, network.state_dict())
     if kind == "python":
         return ",".join([f"{kind}:{model_id}", *pairs])
+    with suppress(UserError, AttributeError):  # open_clip's own has no files; a model without one still takes images
+        model.text[1].tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
     options = dict(pair.partition("=")[::2] for pair in pairs)
     if kind == "transformers":
         network.config.save_pretrained(folder)  # type: ignore[operator, union-attr]

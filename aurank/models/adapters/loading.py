@@ -10,14 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 from aurank.errors import UserError, first_line
 from aurank.models.adapters.names import LOCAL
-from aurank.models.image_model import Tokenise
-
-TextParts = tuple[nn.Module, Tokenise]
-"""A text model: maps the tokens that it expects, [text, length], to features [text, width]."""
 
 _FORCED = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
 _PATIENCE = 5.0  # seconds to wait for a hub

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from jaxtyping import Float
@@ -9,10 +10,10 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.lazy import import_library
-from aurank.models.adapters.loading import TextParts, building, describe_adapter, no_code_of_hubs
+from aurank.models.adapters.loading import building, describe_adapter, no_code_of_hubs
 from aurank.models.adapters.names import Options
 from aurank.models.adapters.weights import crop_of_open_clip, load_weights_file
-from aurank.models.image_model import ImageModel
+from aurank.models.image_model import ImageModel, TextParts
 
 
 class _Tower(nn.Module):
@@ -30,16 +31,21 @@ def open_clip_model(name: str, model_id: str, options: Options, allow_code: bool
     with _building(name, model_id, options, allow_code=allow_code) as (library, arguments):
         model, _, transform = library.create_model_and_transforms(model_id, **arguments)
     description = describe_adapter(library, model_id, arguments, transform)
-    return ImageModel(name, _Tower(model, "encode_image"), transform, description)
+    load_text = partial(_with_tokeniser, model, name, model_id, options, allow_code)
+    return ImageModel(name, _Tower(model, "encode_image"), transform, description, load_text=load_text)
 
 
 def open_clip_text_model(name: str, model_id: str, options: Options) -> TextParts:
     with _building(name, model_id, options) as (library, arguments):
         model = library.create_model(model_id, **arguments)
-        tokeniser = library.get_tokenizer(model_id)
     if hasattr(model, "visual"):
         del model.visual  # the image tower would only take memory
-    return _Tower(model, "encode_text"), lambda texts: tokeniser(list(texts))
+    return _with_tokeniser(model, name, model_id, options)
+
+
+def _with_tokeniser(model: Any, name: str, model_id: str, options: Options, allow_code: bool = False) -> TextParts:
+    with _building(name, model_id, options, allow_code=allow_code) as (library, _):
+        return _Tower(model, "encode_text"), library.get_tokenizer(model_id)
 
 
 def open_clip_tower(name: str, model_id: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:

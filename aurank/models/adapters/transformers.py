@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.lazy import import_library
-from aurank.models.adapters.loading import TextParts, building, describe_adapter, no_code_of_hubs
+from aurank.models.adapters.loading import building, describe_adapter, no_code_of_hubs
 from aurank.models.adapters.names import Options
 from aurank.models.adapters.weights import Tensors, crop_of_processor, interpolation_of, load_weights_file, some
-from aurank.models.image_model import ImageModel
+from aurank.models.image_model import ImageModel, TextParts
 
 _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 
@@ -44,10 +45,6 @@ class _Texts(nn.Module):
 
     def __init__(self, model: Any, padding: int) -> None:
         super().__init__()
-        if hasattr(model, "get_text_features"):
-            for part in ("vision_model", "visual_projection"):
-                if hasattr(model, part):
-                    delattr(model, part)  # the image tower would only take memory
         self.model = model
         self.padding = padding
 
@@ -64,6 +61,18 @@ class _Texts(nn.Module):
             return projected
         states: Tensor = output.last_hidden_state * mask[..., None]
         return states.sum(1) / mask.sum(1, keepdim=True)
+
+
+class _Tokens:
+    def __init__(self, tokenizer: Any, length: int) -> None:
+        self.tokenizer = tokenizer
+        self.how = {"padding": "max_length", "truncation": True, "max_length": length, "return_tensors": "pt"}
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        encoded = self.tokenizer(list(texts), **self.how)
+        tokens: Tensor = encoded["input_ids"] + 1
+        # Where the tokeniser makes no mask, the model has learnt to see its padding.
+        return tokens * encoded["attention_mask"] if "attention_mask" in encoded else tokens
 
 
 class _Processed:
@@ -83,7 +92,9 @@ def transformers_model(name: str, model_id: str, options: Options, allow_code: b
         processor = library.AutoImageProcessor.from_pretrained(model_id, **_located(arguments))
         model = _model(library, model_id, arguments, pretrained)
     description = describe_adapter(library, model_id, {**arguments, "pretrained": pretrained}, processor)
-    return ImageModel(name, _Images(model), _Processed(processor), description)
+    load = partial(_with_tokeniser, model, name, model_id, options, allow_code)
+    load_text = load if hasattr(model, "get_text_features") else None
+    return ImageModel(name, _Images(model), _Processed(processor), description, load_text=load_text)
 
 
 def transformers_tower(name: str, model_id: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:
@@ -137,17 +148,22 @@ def _silent(library: Any) -> Iterator[None]:
 def transformers_text_model(name: str, model_id: str, options: Options) -> TextParts:
     of_model = {key: value for key, value in options.items() if key != "length"}
     with _building(name, of_model) as (library, arguments, pretrained):
-        tokeniser = library.AutoTokenizer.from_pretrained(model_id, **_located(arguments))
-        length = min(tokeniser.model_max_length, options.get("length", _LONGEST))
         model = _model(library, model_id, arguments, pretrained)
+    if hasattr(model, "get_text_features"):
+        for part in ("vision_model", "visual_projection"):
+            if hasattr(model, part):
+                delattr(model, part)  # the image tower would only take memory
+    return _with_tokeniser(model, name, model_id, of_model, length=options.get("length", _LONGEST))
 
-    def tokenise(texts: Sequence[str]) -> Tensor:
-        encoded = tokeniser(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
-        tokens: Tensor = encoded["input_ids"] + 1
-        # Where the tokeniser makes no mask, the model has learnt to see its padding.
-        return tokens * encoded["attention_mask"] if "attention_mask" in encoded else tokens
 
-    return _Texts(model, tokeniser.pad_token_id), tokenise
+def _with_tokeniser(
+    model: Any, name: str, model_id: str, options: Options, allow_code: bool = False, *, length: int = _LONGEST
+) -> TextParts:
+    with _building(name, options, allow_code) as (library, arguments, _):
+        tokenizer = library.AutoTokenizer.from_pretrained(model_id, **_located(arguments))
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made by the library where the files are missing
+        raise UserError("the model has no tokeniser beside its weights, so it takes no words: add its files")
+    return _Texts(model, tokenizer.pad_token_id), _Tokens(tokenizer, min(tokenizer.model_max_length, length))
 
 
 @contextlib.contextmanager

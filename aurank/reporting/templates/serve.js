@@ -5,7 +5,7 @@ let limits = null, classes = new Set(), running = null, shownBefore = false;
 // What is shown stands in the address, so that back, forward and a bookmark of a gallery image work.
 const asked = () => {
   const found = new URLSearchParams(location.hash.slice(1));
-  return { row: found.get("row"), upload: found.get("upload"), class: found.get("class") || "", least: found.get("least"), offset: Number(found.get("offset")) || 0 };
+  return { row: found.get("row"), upload: found.get("upload"), text: found.get("text") || "", class: found.get("class") || "", least: found.get("least"), offset: Number(found.get("offset")) || 0 };
 };
 const address = wanted => "#" + new URLSearchParams(Object.entries(wanted).filter(([, value]) => value));
 
@@ -19,9 +19,9 @@ async function answered(request) {
 }
 
 function ask(wanted, signal, limit = PAGE) {
-  const part = { offset: wanted.offset, limit, ...(wanted.class && { class: wanted.class }) };
-  if (wanted.row !== null) {
-    const body = JSON.stringify({ row: Number(wanted.row), ...part });
+  const part = { offset: wanted.offset, limit, ...(wanted.class && { class: wanted.class }), ...(wanted.text && { text: wanted.text }) };
+  if (wanted.row !== null || (wanted.text && wanted.upload === null)) {
+    const body = JSON.stringify({ ...(wanted.row !== null && { row: Number(wanted.row) }), ...part });
     return answered(fetch("api/search", { method: "POST", headers: { "content-type": "application/json" }, body, signal }));
   }
   if (wanted.upload === null) return answered(fetch("api/images?" + new URLSearchParams(part), { signal }));
@@ -48,14 +48,15 @@ async function load() {
 }
 
 function show(wanted, answer) {
-  const isSearch = wanted.row !== null || wanted.upload !== null, found = reaching(wanted, answer.neighbours ?? answer.images);
+  const isSearch = wanted.row !== null || wanted.upload !== null || wanted.text !== "", found = reaching(wanted, answer.neighbours ?? answer.images);
   showQuery(wanted, answer.query ?? null, isSearch);
   element("heading").textContent = isSearch ? "Nearest images" : "Gallery";
+  element("text").value = wanted.text;
   element("class").value = wanted.class;
   element("least").value = wanted.least ?? "";
   element("above").hidden = element("download").hidden = !isSearch;
   const names = shortNames(found.map(one => one.name));
-  element("list").replaceChildren(...found.map((one, place) => tile(one, names[place], answer.query?.class ?? null)));
+  element("list").replaceChildren(...found.map((one, place) => tile(one, names[place], wanted.text ? null : answer.query?.class ?? null)));
   const last = answer.offset + found.length, isCut = found.length < (answer.neighbours ?? answer.images).length;
   const total = isCut ? `those from ${wanted.least}` : answer.total.toLocaleString("en");
   const cut = isSearch && answer.total === limits?.most_neighbours ? "the nearest " : "";
@@ -69,9 +70,10 @@ function show(wanted, answer) {
 }
 
 function showQuery(wanted, image, isSearch) {
-  element("query").hidden = element("clear").hidden = !isSearch;
+  element("clear").hidden = !isSearch;
+  element("query").hidden = wanted.row === null && wanted.upload === null;
   element("invitation").textContent = isSearch ? "Drop or paste another photo, or click an image below." : "Drop a photo here, paste one, or click an image below.";
-  if (!isSearch) return;
+  if (element("query").hidden) return;
   const photo = uploads.get(wanted.upload);
   element("preview").parentNode.hidden = false;
   element("preview").src = photo ? photo.url : thumbnail(wanted.row);
@@ -114,7 +116,18 @@ function tile(one, shortName, wantedClass) {
   if (one.class) link.append(text("name class", one.class));
   link.append(text("name", shortName));
   item.append(link);
+  if (one.score !== undefined && !asked().text && (asked().row ?? asked().upload) !== null) item.append(Object.assign(document.createElement("button"), { textContent: "Why?", onclick: () => explain(one.row) }));
   return item;
+}
+
+async function explain(image) {
+  const { row, upload } = asked(), form = new FormData(), headers = row === null ? {} : { "content-type": "application/json" };
+  if (row === null) form.set("photo", uploads.get(upload).file);
+  const body = row === null ? form : JSON.stringify({ row: Number(row) });
+  const reason = await answered(fetch(`api/images/${image}/explain`, { method: "POST", headers, body })).catch(error => ({ text: error.message, pictures: [] }));
+  element("maps").replaceChildren(...reason.pictures.map(src => Object.assign(new Image(), { src, alt: "" })));
+  element("reason").textContent = reason.text;
+  element("why").showModal();
 }
 
 function text(kind, content) {
@@ -168,6 +181,7 @@ element("class").addEventListener("change", event => {
   if (name && !classes.has(name)) return say(`There is no class ${name}; choose one of the list.`, true);
   go({ class: name, offset: 0 });
 });
+element("words").addEventListener("submit", event => { event.preventDefault(); go({ text: element("text").value.trim(), offset: 0 }); });
 element("least").addEventListener("change", event => go({ least: event.target.value, offset: 0 }));
 element("download").addEventListener("click", download);
 steps.forEach(one => one.addEventListener("click", () => go({ offset: Math.max(0, asked().offset + one.dataset.step * PAGE) })));
@@ -177,6 +191,7 @@ addEventListener("dragleave", event => { if (!event.relatedTarget) element("drop
 addEventListener("drop", event => { event.preventDefault(); element("drop").classList.remove("over"); searchWith(event.dataTransfer.files[0]); });
 addEventListener("paste", event => { if (event.clipboardData.files.length) searchWith(event.clipboardData.files[0]); });
 addEventListener("hashchange", load);
+element("why").addEventListener("click", event => event.currentTarget.close());
 
 async function start() {
   try {

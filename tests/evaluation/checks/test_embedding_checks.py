@@ -103,12 +103,12 @@ def test_close_rows_are_found_whatever_their_length():
 def test_hubs_are_counted_among_the_rows_that_lists_can_hold():
     nothing = np.zeros((60, 1))
     lists = NearestRows(np.arange(60), np.full((60, 1), 3), nothing, nothing.astype(bool))
-    assert crowded(lists, np.arange(60)).row.tolist() == [3]
+    assert crowded(lists, np.arange(60))["row"].tolist() == [3]
     # Of six rows one holds all lists: ten are usual, and it is in sixty. Of twelve, five are usual.
-    assert not len(crowded(lists, np.arange(3, 9)).row)
-    assert crowded(lists, np.arange(3, 15)).expected == 5
+    assert not len(crowded(lists, np.arange(3, 9))["row"])
+    assert crowded(lists, np.arange(3, 15))["expected"] == 5
     spread_out = replace(lists, row=np.arange(60)[:, None])
-    assert not len(crowded(spread_out, np.arange(60)).row)
+    assert not len(crowded(spread_out, np.arange(60))["row"])
 
 
 def test_lists_ranked_otherwise_get_their_cosines():
