@@ -196,8 +196,9 @@ def prepare_model(
         refuse_preprocessing(images, model)
         if views and kind == "aurank":
             raise UserError(f"{model} is a saved model, which keeps its views; name evaluate.flip where it is saved")
-        name += f",flip={views['flip']}" * ("flip" in views)
-        name += f",scales={'+'.join(map(str, views['scales']))}" if "scales" in views else ""
+        if views:
+            settings = EvaluateConfig(**views)
+            name += f",flip={settings.flip},scales={'+'.join(map(str, settings.scales))}"
         loaded = load(name, allow_code=running.allow_code)
         remarks += loaded.notes
         how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels}
