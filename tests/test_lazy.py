@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,11 @@ import aurank
 from aurank.embedding.settings import KNOWN_BACKBONES
 from aurank.lazy import LazyTable
 from aurank.models.adapters.timm import wrong_names
+
+
+def test_a_package_is_pickled_by_its_name_as_workers_of_other_programs_need() -> None:
+    for package in map(importlib.import_module, ("aurank", "aurank.losses")):
+        assert pickle.loads(pickle.dumps(package)) is package
 
 
 def test_a_table_lists_its_names_without_importing_them_and_takes_further_ones() -> None:

@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import aurank
 from aurank import cli
 from aurank.commands.benchmarks.benchmark import BenchmarkSpec
 from aurank.config import load_config
+from aurank.embedding.embedded import Embedded
 from aurank.losses import SmoothAPLoss
 from aurank.ranges import Range
 from aurank.training import TrainResult, read_config
@@ -229,7 +231,19 @@ OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+# No dependencies, not even of the tests; whoever has them runs the blocks that import them:
+# pip install lancedb qdrant-client duckdb "ray[data]", then pytest tests/test_pages.py -k databases
+ENGINES = ("lancedb", "qdrant_client", "duckdb", "ray")
+
+
+def lacking(block: Block) -> list[str]:
+    """Return the engines that a block imports and that are not installed."""
+    imported = re.findall(r"^(?:import|from) (\w+)", block.code, flags=re.MULTILINE)
+    return [name for name in imported if name in ENGINES and find_spec(name) is None]
+
+
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # of PML's progress bar
+@pytest.mark.filterwarnings("ignore:::ray")  # which warns of its own settings
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")}))
 def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,8 +256,9 @@ def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, mo
     if page == "docs/training.md":
         monkeypatch.setattr(aurank, "train", rehearsed, raising=False)
     scope: dict[str, Any] = {}
+    missing = [name for block in blocks("python") if block.page == page for name in lacking(block)]
     for block in blocks("python"):
-        if block.page == page:
+        if block.page == page and not lacking(block):
             scope |= provided  # what an earlier block defined stays, but for what every block takes as given
             exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), scope)
 
@@ -255,6 +270,18 @@ def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, mo
     if page == "docs/pml.md":
         assert scope["after"]["mauprc_level0"] > scope["before"]["mauprc_level0"] + 0.05
         assert scope["loss"].has_been_filled
+    if page == "docs/databases.md":
+        found = {name: scope[name] for name in ("of_lance", "of_qdrant", "of_duckdb") if name in scope}
+        assert found == dict.fromkeys(found, 1.0)
+        if "duckdb" not in missing:
+            assert Embedded.load(Path("some.parquet")).embeddings.shape == (42, 512)
+        if "ray" not in missing:
+            embedded = Embedded.load(Path("embedded.parquet"))
+            alone = aurank.load("runs/soprc/best").encode(embedded.paths.tolist(), batch_size=64)
+            assert len(alone) == 48
+            np.testing.assert_allclose(embedded.embeddings, alone, rtol=1e-5, atol=1e-6)  # other batches
+    if missing:
+        pytest.skip(f"the other blocks ran; not installed: {', '.join(missing)}")
 
 
 def test_the_first_lines_of_the_readme_run_as_written(capsys: pytest.CaptureFixture[str]) -> None:

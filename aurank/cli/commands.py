@@ -269,21 +269,18 @@ def evaluate(call: Call) -> None:
 
 
 def embed(call: Call) -> None:
-    from aurank.data.shards import require_folder
+    from aurank.data.shards import require_out
 
-    out = call["out"]
-    if out.suffix:
-        require_writable(out, suffix=".npz")
-    else:
-        require_folder(out)
+    require_out(call["out"])
     if (embedded := call()) is not None:
-        console.say("{} embeddings of {} dimensions written to {}".format(*embedded.embeddings.shape, out))
+        console.say("{} embeddings of {} dimensions written to {}".format(*embedded.embeddings.shape, call["out"]))
 
 
 def mine(call: Call) -> None:
     out = call["out"]
     _, report = call()
-    console.say(report, f"written to {out / 'negatives.parquet'}, to look at: {out / 'mine.html'}")
+    mined = f"{out / 'negatives.parquet'}, to look at: {out / 'mine.html'}"
+    console.say(report, f"written to {out / 'selected.csv' if 'select' in call else mined}")
 
 
 def probe(call: Call) -> None:

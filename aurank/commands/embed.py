@@ -1,33 +1,40 @@
 """Embeddings of images: what ``aurank embed`` calls."""
 
-from contextlib import nullcontext
+import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from pydantic import PositiveInt
 
+from aurank.commands.evaluate import saved_embeddings
 from aurank.commands.run_options import RunOptions, prepare_model
-from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
+from aurank.data.shards import SHARD_ROWS, ShardWriter, require_out
 from aurank.embedding.embed import choose_pace, embed_rows
 from aurank.embedding.embedded import Embedded, described
 from aurank.embedding.image_selection import ImageSelection
 from aurank.errors import UserError
-from aurank.files import claimed, require_writable
+from aurank.files import claimed, temporary_name
 
 
 def embed_model(model: str, images: ImageSelection | None = None, *, running: RunOptions | None = None) -> Embedded:
     """Return the embeddings of the images chosen, under the model's own preprocessing; they remember what made them.
 
     Args:
-        model, images, running: as for `evaluate_model`.
+        model, images, running: as for `evaluate_model`; saved embeddings are returned as they are.
 
     Example:
         >>> embedded = embed_model("timm:test_vit,pretrained=false,input_size=32", ImageSelection("digits:"))
         >>> embedded.embeddings.shape
         (899, 64)
     """
-    prepared = prepare_model(model, images or ImageSelection(), running or RunOptions())
+    images, running = images or ImageSelection(), running or RunOptions()
+    if model.startswith("embeddings:"):
+        embedded, notes = saved_embeddings(model, model.removeprefix("embeddings:"), None, images)
+        running.tell(*notes[1:])
+        return embedded
+    prepared = prepare_model(model, images, running)
     embedded, notes = prepared.embed()
     prepared.run.tell(*prepared.remarks, *notes[1:])
     return replace(embedded, made_by=np.array(prepared.made_by.text))
@@ -43,12 +50,12 @@ def embed_to_folder(
 ) -> Embedded | None:
     """Write the embeddings of the images chosen into a folder of parts, or a file, and return them.
 
-    With parts no process holds more than one in memory. Of several processes the first one writes and returns the
-    embeddings; the others return None.
+    With parts, or a table, no process holds more than one part in memory. Of several processes the first one writes
+    and returns the embeddings; the others return None.
 
     Args:
         model, images, running: as for `evaluate_model`.
-        out: the .npz file to write: embeddings, labels, ids, paths; or a new folder, for parts.
+        out: .npz file of embeddings, labels, ids, paths; .parquet table; or new folder, for parts.
         shard_rows: images of each part of a folder; default: 262144.
 
     Raises:
@@ -64,20 +71,22 @@ def embed_to_folder(
     """
     run, is_file = running or RunOptions(), bool(out.suffix)
     group = run.group
-    if is_file:
-        require_writable(out, suffix=".npz")
-    elif group.rank == 0:
-        require_folder(out)
-    with claimed(out, is_file=is_file) if group.rank == 0 else nullcontext():
-        if is_file:
+    with ExitStack() as stack:
+        if group.rank == 0:
+            require_out(out)
+            stack.enter_context(claimed(out, is_file=is_file))
+        if out.suffix == ".npz" or (is_file and model.startswith("embeddings:")):
             embedded = embed_model(model, images, running=run)
             if group.rank == 0:
                 embedded.save(out)
             return embedded if group.rank == 0 else None
+        folder = temporary_name(out) if is_file else out  # its parts become a table
+        if is_file:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
         prepared = prepare_model(model, images or ImageSelection(), run)
         manifest, total = prepared.dataset.manifest, len(prepared.dataset)
         how, sizes = prepared.embedding(prepared.dataset), prepared.sizes
-        writer = ShardWriter(out) if group.rank == 0 else None
+        writer = ShardWriter(folder) if group.rank == 0 else None
         if sizes["batch"] is None:
             sizes["batch"] = choose_pace(chosen=np.ones(total, np.bool_), **how)
         run.tell(*prepared.remarks)
@@ -96,9 +105,11 @@ def embed_to_folder(
         rows = np.concatenate(embedded_rows)
         if not len(rows):
             raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
-        columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))
-        columns = {name: values for name, values in columns.items() if values is not None}
-        writer.finish(columns, classes=manifest.classes, made_by=prepared.made_by.text)
-        embedded = Embedded.load(out)
+        about = described(manifest, rows, np.empty((len(rows), 0), np.float32))
+        arrays = vars(replace(about, made_by=np.array(prepared.made_by.text)))
+        writer.finish({name: values for name, values in arrays.items() if values is not None})
+        embedded = Embedded.load(folder)
+        if is_file:
+            embedded.save(out)
         run.tell(*prepared.notes(embedded, manifest)[1:])
         return embedded

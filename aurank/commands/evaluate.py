@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from pydantic import PositiveInt
 
+from aurank.arrays import Rows
 from aurank.commands.galleries.align import mapped_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement, evaluation_page
@@ -29,13 +30,14 @@ from aurank.evaluation.calibration import Calibration, calibrate, check_aim
 from aurank.evaluation.compare import compare
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.evaluate import EvaluateOptions
-from aurank.evaluation.index.neighbours import check_index
+from aurank.evaluation.index.neighbours import check_index, check_rows
+from aurank.evaluation.index.overview import class_cosines, farthest_first
 from aurank.evaluation.inputs import byte_count
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
-from aurank.files import write_text
+from aurank.files import csv_text, write_text
 from aurank.names import require_choice
 from aurank.reporting.doctor_page import doctor_page
 from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results
@@ -214,11 +216,16 @@ def mine_model(
     margin: float = np.inf,
     suspect: float = 0.3,
     distance: str = "cosine",
+    select: PositiveInt | None = None,
+    by: Literal["diverse", "uncertain"] = "diverse",
+    labelled: Path | None = None,
     labels: Path | None = None,
     out: Path | None = None,
     running: RunOptions | None = None,
-) -> tuple[Table, DoctorReport]:
+) -> tuple[Table, DoctorReport | str]:
     """Return pairs of images and their hard negatives, by labels alone, and what the doctor finds in them.
+
+    With `select` return instead a table of the images to label, and its coverage in words.
 
     Args:
         model, labels, running: as for ``evaluate_model``.
@@ -227,7 +234,10 @@ def mine_model(
         margin: keep those less than this behind the best positive, such as 0.1.
         suspect: part of a negative's neighbours that makes it suspect.
         distance: cosine, dot or euclidean.
-        out: folder for negatives.parquet and mine.html.
+        select: instead of mining, choose so many images to label, by cosine distance.
+        by: diverse: each the farthest from all before it; uncertain: the least margin between two labelled classes.
+        labelled: the model's embeddings (.npz) of images that have labels already.
+        out: folder for negatives.parquet and mine.html, or for selected.csv.
 
     Example:
         >>> import tempfile
@@ -239,6 +249,9 @@ def mine_model(
     """
     images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
     require_choice("distance", distance, DISTANCES)
+    known = None if labelled is None else Embedded.load(labelled)
+    if by == "uncertain" and (known is None or len(np.unique(known.labels)) < 2):
+        raise UserError("--by uncertain needs --labelled FILE: embeddings of labelled images, of two classes or more")
     source, prepared = split_name(model)[1], None
     if model.startswith("embeddings:"):
         embedded, notes = saved_embeddings(model, source, labels, images)
@@ -246,17 +259,26 @@ def mine_model(
         prepared = prepare_model(model, images, running, labels=labels)
         manifest = prepared.dataset.manifest
         source = manifest.name
-        require_measurable(manifest, pooled=False)
-        require_likely_classes(manifest, prepared.data, counts="to be mined")
+        if select is None:
+            require_measurable(manifest, pooled=False)
+            require_likely_classes(manifest, prepared.data, counts="to be mined")
     listed = embedded if manifest is None else manifest
     paths = [*map(str, listed.paths)] if any(listed.paths) else [f"row {row}" for row in embedded.ids.tolist()]
-    if listed.positives is not None or listed.multi_label or len(set(paths)) < len(paths):
+    is_plain = listed.positives is None and not listed.multi_label and len(set(paths)) == len(paths)
+    if select is None and not is_plain:
         raise UserError(
             f"negatives of {source} are mined by classes and named by paths: list each image once, in one class"
         )
     if prepared is not None:
         embedded, notes = prepared.embed()
         running.tell(*prepared.remarks, *notes[1:])
+    images_named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
+    if select is not None:
+        count = min(select, len(images_named))
+        table, coverage = _choose(embedded.embeddings, images_named, count, by, known)
+        if out is not None:
+            write_text(out / "selected.csv", csv_text([table, *zip(*table.values(), strict=True)]))
+        return table, f"{count:,} of {len(images_named):,} images of {source}, {by}: {coverage}"
     pairs = mine_negatives(
         embedded.embeddings,
         embedded.labels,
@@ -269,7 +291,6 @@ def mine_model(
     pairs = {name: values[pairs["margin"] < margin] for name, values in pairs.items()}
     if not len(pairs["query"]):
         raise UserError(f"no image of {source} has a positive, and a negative within --margin {margin}")
-    images_named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
     texts = [kind[pairs[side]] for kind in (images_named, names.astype(str).astype(object)) for side in TEXTS[:2]]
     table = {**pairs, **dict(zip(TEXTS, texts, strict=True))}
@@ -282,6 +303,33 @@ def mine_model(
         page = doctor_page(report, title="Mining", summary=summary, command=running.command or "")
         write_text(out / "mine.html", page)
     return table, report
+
+
+def _choose(rows: Rows, paths: np.ndarray, count: int, by: str, known: Embedded | None) -> tuple[Table, str]:
+    labelled = np.asarray(rows[:0] if known is None else known.embeddings)
+    if labelled.shape[1] != rows.shape[1]:
+        raise UserError(f"--labelled has {labelled.shape[1]} numbers a row, the model {rows.shape[1]}: use one model")
+    for side, embeddings in (("query", rows), ("labelled", labelled)):
+        check_rows(embeddings, side=side, distance="cosine")
+    if known is not None and by == "uncertain":
+        cosine, nearest = class_cosines(rows, labelled, known.labels, 2)
+        margin = cosine[:, 0] - cosine[:, 1]
+        chosen = np.argsort(margin, kind="stable")[:count]
+        names = nearest[chosen] if known.classes is None else known.classes[nearest[chosen]]
+        columns = {"margin": margin[chosen], "nearest": names[:, 0], "second": names[:, 1]}
+    else:
+        covered = np.inf if known is None else _distance(rows, labelled)
+        chosen, distance = farthest_first(rows, count, covered)
+        columns = {"distance": distance}
+    draws = [np.random.default_rng(seed).choice(len(rows), count, replace=False) for seed in range(5)]
+    largest, *random = (_distance(rows, np.concatenate([labelled, rows[choice]])).max() for choice in (chosen, *draws))
+    of = "one" if known is None else "one or a labelled image"
+    compared = f"{np.mean(random):.4f} for as many at random, the mean of 5 draws"
+    return {"path": paths[chosen], **columns}, f"no image is farther than {largest:.4f} from a chosen {of}; {compared}"
+
+
+def _distance(rows: Rows, centres: np.ndarray) -> np.ndarray:
+    return 1 - class_cosines(rows, centres, np.zeros(len(centres), np.int64), 1)[0][:, 0]
 
 
 def _measure(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aurank.arrays import select_rows
 from aurank.commands.doctor import examine_rows
 from aurank.data import Manifest
 from aurank.data.checks.findings import finding_of
@@ -36,13 +37,14 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
     """Return the page of an evaluation as HTML text, with the doctor's findings; `classes` get grids of their own."""
     from aurank.reporting.report_page import report_page
 
-    images, labels = measured.images, measured.embedded.labels
-    rows = f"{len(labels):,} embeddings" if images is None else f"{images.name}: {len(images):,} images"
-    data = f"{rows} of {count_labels(measured.embedded)}" + (f", manifest {images.sha256[:16]}" if images else "")
+    images, embedded = measured.images, measured.embedded
+    rows = f"{len(embedded.labels):,} embeddings" if images is None else f"{images.name}: {len(images):,} images"
+    data = f"{rows} of {count_labels(embedded)}" + (f", manifest {images.sha256[:16]}" if images else "")
     facts, examined = [("model", measured.model), ("data", data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
     source, model = None if images is None else images.source, measured.network
-    return report_page(report, source=source, model=model, classes=classes, examined=examined, facts=facts, title=title)
+    shown: dict[str, Any] = {"examined": examined, "embeddings": select_rows(embedded.embeddings, embedded.is_query)}
+    return report_page(report, source=source, model=model, classes=classes, facts=facts, title=title, **shown)
 
 
 def examine_measured(report: Report, measured: Measurement) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from aurank.arrays import load_arrays
 from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.data.manifest import Manifest
 from aurank.data.readers.values import number_groups
-from aurank.data.shards import INDEX, read_shards
+from aurank.data.shards import PAIRS, read_saved
 from aurank.data.sources import ImageSource
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError, refuse_first
 from aurank.files import EXACT, checked, reading
 from aurank.names import meant, nearest
 
-PAIRS, _FLAGS = ("positives", "ignored"), ("is_query", "is_gallery")
+_FLAGS = ("is_query", "is_gallery")
 ARRAYS = (
     *("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes"),
     *("multi_label", "group_names", "splits", "super_labels", "made_by", *PAIRS),
@@ -66,11 +66,8 @@ class MadeBy:
 
 
 def read_arrays(path: Path, **columns: Path | None) -> dict[str, Any]:
-    """Return the arrays of a file or folder of embeddings; `columns` are files of labels or splits that it lacks."""
-    if path.is_dir() or path.name == INDEX:
-        content = read_shards(path if path.is_dir() else path.parent)
-    else:
-        content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
+    """Return the arrays of saved embeddings; `columns` are files of labels or splits that it lacks."""
+    content = read_saved(path)
     for name, file in columns.items():
         if file is not None:
             arrays = load_arrays(file)

@@ -1,4 +1,4 @@
-"""Embeddings in parts: a folder of matrices that are mapped, not read, and one table of what their rows are."""
+"""Embeddings in parts, which are mapped, and one table of what their rows are; or all in one table for databases."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from aurank.arrays import MappedRows, load_arrays
+from aurank.data.manifest import pairs_among
 from aurank.errors import UserError
 from aurank.files import checked, content_sha256, file_sha256, reading, replacing, require_own_folder, require_writable
 
@@ -28,8 +29,9 @@ _COLUMNS = {  # array of a file of saved embeddings: column of the table
     "is_gallery": "is_gallery",
     "super_labels": "super_label",
 }
-_BLOCK = 2**16  # texts read at a time
-_PAIRS = ("positives", "ignored")  # lists of gallery rows, by query
+TABLE = ".parquet"  # of embeddings and all that is known of them
+_BLOCK = 2**14  # rows of texts read, or of a table written, at a time
+PAIRS = ("positives", "ignored")  # lists of gallery rows, by query
 
 
 @dataclass(frozen=True)
@@ -61,30 +63,62 @@ class ShardWriter:
             np.save(file, np.ascontiguousarray(embeddings), allow_pickle=False)
         self.parts[path.name] = len(embeddings), file_sha256(path)
 
-    def finish(
-        self, columns: Mapping[str, np.ndarray], *, classes: Sequence[str] | None = None, made_by: str | None = None
-    ) -> None:
-        import pyarrow
+    def finish(self, arrays: Mapping[str, np.ndarray]) -> None:
         import pyarrow.parquet
 
         lengths = [rows for rows, _ in self.parts.values()]
-        table: dict[str, Any] = {_COLUMNS[name]: columns[name] for name in _COLUMNS if name in columns}
-        for name, values in table.items():
-            table[name] = storable_texts(values.tolist()) if values.dtype.kind == "U" else values
-        table["part"] = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-        table["row"] = np.concatenate([np.arange(0), *map(np.arange, lengths)])
-        for name in _PAIRS:
-            if name in columns:
-                ordered = columns[name][np.lexsort((columns[name][:, 1], columns[name][:, 0]))]
-                offsets = np.searchsorted(ordered[:, 0], np.arange(sum(lengths) + 1))
-                table[name] = pyarrow.LargeListArray.from_arrays(offsets, ordered[:, 1])
-        cameras = columns["group_names"].tolist() if "group_names" in columns else None
-        names = None if classes is None else list(classes)
-        content = asdict(_Record(self.parts, names, made_by, cameras, "multi_label" in columns))
-        text = json.dumps({**content, "checksum": content_sha256(content)})
+        table = _as_table(arrays, np.arange(sum(lengths)), self.parts)
+        table = table.append_column("part", [np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)])
+        table = table.append_column("row", [np.concatenate([np.arange(0), *map(np.arange, lengths)])])
         with replacing(self.folder / INDEX) as file:
-            arrow = pyarrow.table(table).replace_schema_metadata({FORMAT: text})
-            pyarrow.parquet.write_table(arrow, file, write_page_checksum=True)
+            pyarrow.parquet.write_table(table, file, write_page_checksum=True)
+
+
+def _as_table(arrays: Mapping[str, Any], ids: np.ndarray, parts: dict[str, tuple[int, str]]) -> Any:
+    import pyarrow
+
+    table: dict[str, Any] = {_COLUMNS[name]: arrays[name] for name in _COLUMNS if name in arrays}
+    for name, values in table.items():
+        table[name] = storable_texts(values.tolist()) if values.dtype.kind == "U" else values
+    for name in PAIRS:
+        if name in arrays:
+            ordered = arrays[name][np.lexsort((arrays[name][:, 1], arrays[name][:, 0]))]
+            offsets = np.searchsorted(ordered[:, 0], np.arange(len(ids) + 1))
+            table[name] = pyarrow.LargeListArray.from_arrays(offsets, ids[ordered[:, 1]])
+    texts = {name: arrays[name].tolist() for name in ("classes", "made_by", "group_names") if name in arrays}
+    content = asdict(_Record(parts, **texts, multi_label="multi_label" in arrays))
+    text = json.dumps({**content, "checksum": content_sha256(content)})
+    return pyarrow.table(table).replace_schema_metadata({FORMAT: text})
+
+
+def write_saved(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write saved embeddings as an .npz file, or as one Parquet file, in blocks of rows."""
+    if path.suffix != TABLE:
+        with replacing(path) as file:
+            np.savez(file, **arrays)
+        return
+    import pyarrow
+    import pyarrow.parquet
+
+    # Listed pairs name ids, so that another program may filter or sort the rows.
+    rows, table = arrays["embeddings"], _as_table(arrays, arrays["ids"], {})
+    if "classes" in arrays:
+        classes = pyarrow.array(storable_texts(arrays["classes"].tolist()))
+        table = table.append_column("class", classes.take(pyarrow.array(arrays["labels"])))
+    kind = pyarrow.list_(pyarrow.from_numpy_dtype(rows.dtype), rows.shape[1])
+    schema = table.schema.append(pyarrow.field("vector", kind))
+    how = {"use_dictionary": table.column_names, "write_page_checksum": True}
+    with replacing(path) as file, pyarrow.parquet.ParquetWriter(file, schema, **how) as writer:
+        for start in range(0, len(table), _BLOCK):
+            vectors = pyarrow.FixedSizeListArray.from_arrays(np.ravel(rows[start : start + _BLOCK]), type=kind)
+            writer.write_table(table.slice(start, _BLOCK).append_column("vector", vectors))
+
+
+def require_out(out: Path) -> None:
+    if out.suffix:
+        require_writable(out, suffix=TABLE if out.suffix == TABLE else ".npz")
+    else:
+        require_folder(out)
 
 
 def require_folder(folder: Path) -> None:
@@ -92,44 +126,54 @@ def require_folder(folder: Path) -> None:
     require_own_folder(folder, "part-")
 
 
+def read_saved(path: Path) -> dict[str, Any]:
+    if path.is_dir() or path.suffix == TABLE:
+        return read_shards(path.parent if path.name == INDEX else path)
+    return {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
+
+
 def read_shards(folder: Path) -> dict[str, Any]:
-    import pyarrow
     import pyarrow.parquet
 
-    path = folder / INDEX
-    if not path.is_file():
+    is_table = folder.suffix == TABLE  # perhaps of other programs, which may write a folder of that name
+    path = folder if is_table else folder / INDEX
+    if not is_table and not path.is_file():
         raise UserError(f"{folder} holds no embeddings, as it has no {INDEX}: {AGAIN}")
-    with reading(path, "a table of embeddings", remedy=AGAIN):
-        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
-        content = json.loads(table.schema.metadata[FORMAT.encode()])
-        checksum = content.pop("checksum")
+    with reading(path, "a table of embeddings", remedy="name one with vector and label" if is_table else AGAIN):
+        table = pyarrow.parquet.read_table(path, page_checksum_verification=True, pre_buffer=False)
+        content = json.loads((table.schema.metadata or {}).get(FORMAT.encode(), '{"parts": {}}'))
+        checksum = content.pop("checksum", content_sha256(content))
         record = checked(content, _Record)
-        sums = {file: sha256 for file, (_, sha256) in record.parts.items()}
-        problem = next((file for file, sha256 in sums.items() if file_sha256(folder / file) != sha256), "")
-        if checksum != content_sha256(content) or len(table) != sum(rows for rows, _ in record.parts.values()):
+        problem = next((file for file, (_, sha256) in record.parts.items() if file_sha256(folder / file) != sha256), "")
+        count = len(table) if is_table else sum(rows for rows, _ in record.parts.values())
+        if checksum != content_sha256(content) or len(table) != count:
             problem = "its description, or one of its rows,"
         if problem:
             raise ValueError(f"{problem} is damaged, cut short or another one")
         matrices = [load_arrays(folder / file)[""] for file, (rows, _) in record.parts.items() if rows]
+        if is_table:
+            chunks = [np.stack(chunk.to_numpy(zero_copy_only=False)) for chunk in table["vector"].chunks if len(chunk)]
+            matrices = [np.concatenate(chunks)]
         arrays: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:
                 values, starts = table[column], range(0, len(table), _BLOCK)
-                if name in ("paths", "splits"):
+                if not pyarrow.types.is_primitive(values.type):
                     blocks = [np.array([*map(os.fsdecode, values.slice(at, _BLOCK).to_pylist())]) for at in starts]
                     arrays[name] = np.concatenate([np.empty(0, np.str_), *blocks])
                 else:
                     arrays[name] = values.to_numpy()
-        for name in _PAIRS:
+        for name in PAIRS:
             if name in table.column_names:
                 lists = table[name].combine_chunks()
                 counts = lists.value_lengths().to_pylist()
                 gallery = np.asarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
-                arrays[name] = np.stack([np.repeat(np.arange(len(counts)), counts), gallery], axis=1)
-    for name, texts in (("classes", record.classes), ("group_names", record.group_names)):
-        arrays |= {} if texts is None else {name: np.array(texts, dtype=np.str_)}
-    arrays |= {"multi_label": np.array(True)} if record.multi_label else {}
-    return arrays | ({} if record.made_by is None else {"made_by": np.array(record.made_by)})
+                ids = arrays["ids"] if is_table else np.arange(len(table))
+                count = int(np.concatenate([ids, gallery]).max(initial=-1)) + 1
+                arrays[name] = pairs_among(np.stack([np.repeat(ids, counts), gallery], axis=1), ids, count)
+    texts = {name: getattr(record, name) for name in ("classes", "made_by", "group_names")}
+    arrays |= {name: np.array(text, dtype=np.str_) for name, text in texts.items() if text is not None}
+    return arrays | ({"multi_label": np.array(True)} if record.multi_label else {})
 
 
 def storable_texts(texts: list[str]) -> Sequence[Any]:

@@ -14,6 +14,7 @@ from aurank.config import Config
 from aurank.data import Manifest
 from aurank.data.manifest import pairs_among
 from aurank.data.saved_embeddings import read_arrays
+from aurank.data.shards import write_saved
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import nearest_rows
@@ -23,7 +24,6 @@ from aurank.evaluation.metrics import hierarchical_names
 from aurank.evaluation.relevance import matched
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
-from aurank.files import replacing
 
 MOST_GROUPS = 8  # most groups of which all pairs are measured
 
@@ -146,8 +146,7 @@ class Embedded:
         return pairs or None
 
     def save(self, path: Path) -> None:
-        with replacing(path) as file:
-            np.savez(file, **{name: values for name, values in vars(self).items() if values is not None})
+        write_saved(path, {name: values for name, values in vars(self).items() if values is not None})
 
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":

@@ -14,7 +14,6 @@ from torch.nn import functional
 from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.index.neighbours import take
 from aurank.evaluation.inputs import Embeddings, Integers, as_matrix, integer_array
 from aurank.evaluation.metrics import default_metrics, mean, sorted_cuts
 from aurank.evaluation.report import Report
@@ -204,7 +203,7 @@ def _items(
         return embeddings, every, every
     numbers = integer_array(ids, name="id", rows=len(embeddings), side=name)
     rows, item = np.unique(numbers, return_index=True, return_inverse=True)[1:]
-    return take(embeddings, rows), rows, item.reshape(-1)
+    return embeddings[rows], rows, item.reshape(-1)
 
 
 def _relation(query: Any, gallery: Any, labels: Int64[np.ndarray, " pair"]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Pictures:
 
     source: ImageSource | None
     budget: int = 10 * 2**20
+    side: int = SIDE
     left_out: int = 0
     missing: dict[str, str] = field(default_factory=dict)  # path → why it cannot be shown
     model: ImageModel | None = None  # that explains why images are alike
@@ -38,7 +39,7 @@ class Pictures:
             return None
         if path not in self._made:
             try:
-                kind, content = thumbnail(decode(self.source, path, None, on_white=True))
+                kind, content = thumbnail(decode(self.source, path, None, on_white=True), self.side)
             except UserError as error:
                 self.missing[path] = str(error)
                 return None

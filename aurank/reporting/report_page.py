@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from aurank.arrays import Rows
 from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
+from aurank.evaluation.index.overview import plane
 from aurank.evaluation.report import Report
 from aurank.models.image_model import ImageModel
 from aurank.reporting.charts import codes, curves, svg
@@ -20,10 +22,12 @@ from aurank.reporting.tables import class_names, counted, facts_of, same_metrics
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
+MOST_POINTS = 1500  # of the map, whose pictures have 64 pixels and 4 MiB together
 HEADINGS = {
     "numbers": "Numbers",
     "training": "Training",
     "curves": "Curves",
+    "map": "Map",
     "findings": "Findings",
     "grids": "What queries find",
     "cameras": "Cameras",
@@ -44,10 +48,12 @@ def report_page(
     course: Mapping[str, Any] | None = None,
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
+    embeddings: Rows | None = None,
 ) -> str:
     """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions and hubs.
 
     `examined`: the doctor's "findings", about rows of "paths" and "classes"; "left_out" says what was not looked at.
+    `embeddings`: of all queries, drawn as a map.
     """
     pictures, lists = Pictures(source, model=model), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
@@ -69,10 +75,11 @@ def report_page(
     if examined is not None:
         paths, names = (examined[name].astype(np.str_).tolist() for name in ("paths", "classes"))
         findings = shown_findings(examined["findings"], pictures, lambda row: (paths[row], endings([names[row]])[0]))
+    places = None if embeddings is None or embeddings.shape[1] < 2 else _map(report, embeddings, source)
     pairs = {(pair["query"], pair["gallery"]): pair for pair in report.group_pairs or []}
     cameras = dict.fromkeys(name for pair in pairs for name in pair)
     sections = {
-        "numbers": report, "training": course, "curves": charts, "findings": examined, "grids": grids,
+        "numbers": report, "training": course, "curves": charts, "map": places, "findings": examined, "grids": grids,
         "cameras": pairs, "classes": table, "confusions": confused, "hubs": hub_images,
     }  # fmt: skip
     return render(
@@ -87,6 +94,7 @@ def report_page(
         plain=(report.postprocessing or {}).get("plain"),
         facts=[*facts, *facts_of(report)],
         charts=charts,
+        map=places,
         course=course,
         examined=examined,
         findings=findings,
@@ -101,6 +109,21 @@ def report_page(
         metrics=same_metrics(report),
         lists=_left_out(report, pictures),
     )
+
+
+def _map(report: Report, embeddings: Rows, source: ImageSource | None) -> dict[str, Any]:
+    names, total = query_names(report), len(report.per_query["query"])
+    shown = np.random.default_rng(0).permutation(total)[:MOST_POINTS]
+    coordinates, method = plane(embeddings[report.per_query["query"][shown]])
+    low, size = coordinates.min(axis=0), np.maximum(np.ptp(coordinates, axis=0), 1e-9)
+    columns = np.round((coordinates - low) / size * 96 + 2, 1).T
+    hues = np.unique(names, return_inverse=True)[1][shown] * 137 % 360  # golden angle: the first classes differ most
+    paths = report.per_query.get("path", np.full(total, "")).astype(np.str_)[shown].tolist()
+    pictures, ap = Pictures(source, budget=4 * 2**20, side=64), report.per_query["ap"][shown].round(4)
+    fields = zip(*columns, hues, ap, names[shown], paths, map(pictures.of, paths), strict=True)
+    keys = ("x", "y", "hue", "ap", "label", "path", "picture")
+    points = [dict(zip(keys, values, strict=True)) for values in fields]
+    return {"points": points, "method": method, "total": total, "left_out": pictures.left_out}
 
 
 def _cards(report: Report) -> list[dict[str, Any]]:

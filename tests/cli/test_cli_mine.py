@@ -1,5 +1,6 @@
 """`aurank mine` as typed: a table and a page, which training and the doctor take."""
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -149,3 +150,40 @@ def test_a_table_of_other_columns_is_one_line(changes: dict[str, Any], tmp_path:
     write_negatives({**table, "margin": [0.5, 0.25], "is_suspect": [False, True], **changes}, tmp_path / "n.parquet")
     with pytest.raises(UserError, match=r"n\.parquet: cannot be read as a table of hard negatives"):
         read_negatives(tmp_path / "n.parquet")
+
+
+def test_images_to_label_are_chosen_beside_labelled_ones(place: Path, aurank: Shell) -> None:
+    saved = dict(np.load("rows.npz"))
+    red, blue = (np.flatnonzero(saved["labels"] == label)[:3] for label in (0, 2))
+    labelled = {name: saved[name][[*red, *blue]] for name in ("embeddings", "labels", "paths")}
+    np.savez("labelled.npz", **labelled, classes=saved["classes"])
+    command = ("mine", "--model", "embeddings:rows.npz", "--select", "4", "--out", "chosen")
+    output, _ = aurank.done(*command)
+    assert output.startswith("4 of 24 images of rows.npz, diverse: no image is farther than 0.00")
+    assert " from a chosen one; 0." in output
+    assert output.endswith(f"written to {Path('chosen/selected.csv')}\n")
+    table = list(csv.DictReader(Path("chosen/selected.csv").read_text("utf-8").splitlines()))
+    assert [row["path"].split("/")[1] for row in table[:2]] == ["red", "blue"]
+    assert float(table[0]["distance"]) == float("inf") > float(table[1]["distance"]) > float(table[3]["distance"]) > 0
+    output, _ = aurank.done(*command, "--labelled", "labelled.npz", "--by", "uncertain")
+    assert " uncertain: no image is farther than " in output
+    table = list(csv.DictReader(Path("chosen/selected.csv").read_text("utf-8").splitlines()))
+    assert {row["nearest"] for row in table} | {row["second"] for row in table} == {"red", "blue"}
+    assert {row["path"].split("/")[1] for row in table} <= {"rose", "sky"}
+    margins = [float(row["margin"]) for row in table]
+    assert margins == sorted(margins)
+
+
+def test_images_without_labels_are_chosen_and_what_lacks_labels_is_refused(place: Path, aurank: Shell) -> None:
+    model = ("--model", "timm:test_vit,pretrained=false", "--data", "unlabelled:photos", "--out", "chosen")
+    output, _ = aurank.done("mine", *model, "--select", "5")
+    assert output.startswith("5 of 30 images of photos, diverse: ")
+    assert "--by uncertain needs --labelled FILE" in aurank.refused(
+        "mine", *model, "--select", "5", "--by", "uncertain"
+    )
+    assert "--labelled needs --select" in aurank.refused("mine", *model, "--labelled", "rows.npz")
+    np.savez("wide.npz", embeddings=np.eye(4), labels=[0, 0, 1, 1])
+    np.savez("zero.npz", embeddings=np.eye(3)[[0, 1, 1]] * [[1], [0], [1]], labels=[0, 0, 1])
+    saved = ("mine", "--model", "embeddings:rows.npz", "--out", "chosen", "--select", "5", "--labelled")
+    assert "--labelled has 4 numbers a row, the model 3" in aurank.refused(*saved, "wide.npz")
+    assert "row 1 of the labelled embeddings is all zeros" in aurank.refused(*saved, "zero.npz")

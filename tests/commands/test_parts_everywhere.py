@@ -1,4 +1,4 @@
-"""Wherever saved embeddings are taken, those in parts give what those of one file give."""
+"""Wherever saved embeddings are taken, those in parts or in a table give what those of one file give."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aurank.commands import RunOptions, calibrate_model, evaluate_model, examine_embeddings, probe_model
+from aurank.commands import (
+    RunOptions,
+    calibrate_model,
+    embed_to_folder,
+    evaluate_model,
+    examine_embeddings,
+    probe_model,
+)
 from aurank.commands.evaluate import saved_embeddings
 from aurank.commands.report import Measurement, examine_measured
 from aurank.data.shards import ShardWriter
 from aurank.embedding import ImageSelection
 from aurank.embedding.embedded import Embedded
+from aurank.errors import UserError
 from aurank.evaluation import Codes
 
 COUNT, DIM = 60, 16
@@ -21,7 +29,7 @@ HOW = RunOptions(device="cpu")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the same embeddings in four parts and in one file, of two splits."""
+    """A folder with the same embeddings in four parts, in a table and in one file, of two splits."""
     folder, chance = tmp_path_factory.mktemp("saved"), np.random.default_rng(0)
     labels = np.arange(COUNT) % 6
     rows = chance.standard_normal((6, DIM))[labels] + chance.standard_normal((COUNT, DIM))
@@ -31,9 +39,25 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = {name: np.ones(COUNT, bool) for name in ("is_query", "is_gallery")}
     columns = {"labels": labels, "ids": np.arange(COUNT), "paths": np.arange(COUNT).astype(str), **flags}
     columns |= {"groups": np.full(COUNT, -1), "splits": np.where(np.arange(COUNT) % 3 == 0, "train", "test")}
-    writer.finish(columns, classes=list("abcdef"))
-    Embedded.load(folder / "parts").save(folder / "rows.npz")
+    writer.finish({**columns, "classes": np.array(list("abcdef"))})
+    for name in ("rows.npz", "rows.parquet"):
+        Embedded.load(folder / "parts").save(folder / name)
     return folder
+
+
+def test_a_table_is_embedded_in_parts_and_is_that_of_the_file(tmp_path: Path) -> None:
+    model, digits = "timm:test_vit,pretrained=false,input_size=32", ImageSelection("digits:", split="all")
+    how = RunOptions(device="cpu", batch=100)
+    embed_to_folder(model, digits, out=tmp_path / "rows.npz", running=how)
+    embed_to_folder(model, digits, out=tmp_path / "rows.parquet", shard_rows=500, running=how)
+    embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", ImageSelection(split="all"), out=tmp_path / "again.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.parquet", "rows.npz", "rows.parquet"]
+    once = vars(Embedded.load(tmp_path / "rows.npz"))
+    for name in ("rows.parquet", "again.parquet"):
+        for column, values in vars(Embedded.load(tmp_path / name)).items():
+            assert np.array_equal(values, once[column]), column
+    with pytest.raises(UserError, match="no model 'embeddings:"):
+        embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", out=tmp_path / "parts")
 
 
 def page(path: Path) -> str:
@@ -41,7 +65,7 @@ def page(path: Path) -> str:
     embedded, _ = saved_embeddings(f"embeddings:{path}", str(path), None, ImageSelection())
     measured = Measurement("m", embedded)
     found = examine_measured(embedded.evaluate(neighbours=3), measured)
-    return "\n".join([*map(str, found.findings), *found.left_out])
+    return "\n".join([*map(str, found["findings"]), *found["left_out"]])
 
 
 def values(path: Path, **options: Any) -> tuple[Any, ...]:
@@ -66,6 +90,7 @@ def values(path: Path, **options: Any) -> tuple[Any, ...]:
     ],
     ids=["lists", "reordered", "whitened", "codes", "index", "threshold", "probes", "doctor", "page"],
 )
-def test_parts_give_what_one_file_gives(saved: Path, measure: Callable[[Path], object]) -> None:
-    parts, one = measure(saved / "parts"), measure(saved / "rows.npz")
-    assert str(parts) == str(one).replace("rows.npz", "parts")
+def test_parts_and_a_table_give_what_one_file_gives(saved: Path, measure: Callable[[Path], object]) -> None:
+    one = str(measure(saved / "rows.npz"))
+    for name in ("parts", "rows.parquet"):
+        assert str(measure(saved / name)) == one.replace("rows.npz", name)

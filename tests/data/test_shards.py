@@ -1,4 +1,4 @@
-"""Embeddings in parts: the arrays of one file, read where they are asked for; what does not fit is named."""
+"""Embeddings in parts or in a table: the arrays of one file; what does not fit is named."""
 
 import shutil
 from pathlib import Path
@@ -12,6 +12,7 @@ from aurank.data.saved_embeddings import read_arrays
 from aurank.data.shards import ShardWriter, read_shards
 from aurank.embedding.embedded import Embedded
 from aurank.errors import UserError
+from aurank.evaluation import evaluate
 
 COUNT, DIM = 23, 5
 ROWS = np.random.default_rng(0).standard_normal((COUNT, DIM)).astype(np.float32)
@@ -27,7 +28,7 @@ COLUMNS = {
     "ignored": np.empty((0, 2), np.int64),
 }
 CAMERAS = np.array(["west", "east"])
-CLASSES = ["ape", "bee", "cat", "dog"]
+TEXTS = {"classes": np.array(["ape", "bee", "cat", "dog"]), "made_by": np.array("by a model")}
 
 
 def write(folder: Path) -> None:
@@ -37,7 +38,7 @@ def write(folder: Path) -> None:
         writer.write(ROWS[rows])
     held = {name: value if name in ("positives", "ignored") else value[kept] for name, value in COLUMNS.items()}
     held["positives"] = held["positives"] - (held["positives"] > 12)
-    writer.finish({**held, "ids": kept, "group_names": CAMERAS}, classes=CLASSES, made_by="by a model")
+    writer.finish({**held, **TEXTS, "ids": kept, "group_names": CAMERAS})
 
 
 def names(folder: Path) -> list[str]:
@@ -54,7 +55,7 @@ def test_parts_hold_the_arrays_of_one_file(tmp_path: Path) -> None:
         assert isinstance(found["embeddings"], MappedRows)
         assert all(isinstance(part, np.memmap) for part in found["embeddings"].parts)
         assert np.array_equal(found.pop("embeddings"), ROWS[kept])
-        assert found.pop("classes").tolist() == CLASSES
+        assert found.pop("classes").tolist() == TEXTS["classes"].tolist()
         assert str(found.pop("made_by")) == "by a model"
         assert found.pop("ids").tolist() == kept.tolist()
         assert found.pop("positives").tolist() == [[0, 1], [0, 4], [6, 2], [21, 8]]
@@ -68,6 +69,56 @@ def test_parts_hold_the_arrays_of_one_file(tmp_path: Path) -> None:
     assert one.evaluate(recall_at=(1,)).metrics == whole.evaluate(recall_at=(1,)).metrics
     chosen = one.splits == "test"
     assert one.select(chosen).evaluate(recall_at=(1,)).metrics == whole.select(chosen).evaluate(recall_at=(1,)).metrics
+
+
+@pytest.mark.parametrize("block", [7, 2**14])
+def test_a_table_holds_the_arrays_and_a_vector_of_fixed_size(
+    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aurank.data.shards._BLOCK", block)
+    write(tmp_path / "rows")
+    embedded = Embedded.load(tmp_path / "rows")
+    embedded.save(tmp_path / "rows.parquet")
+    file = pyarrow.parquet.ParquetFile(tmp_path / "rows.parquet")
+    assert file.num_row_groups == -(-22 // block)
+    assert file.schema_arrow.field("vector").type == pyarrow.list_(pyarrow.float32(), DIM)
+    assert file.read()["class"].to_pylist() == TEXTS["classes"][embedded.labels].tolist()
+    again = vars(Embedded.load(tmp_path / "rows.parquet"))
+    for name, values in vars(embedded).items():
+        assert np.array_equal(again[name], np.asarray(values)) or (again[name] is values is None), name
+
+
+def test_a_table_that_another_program_filtered_and_sorted_keeps_its_pairs(tmp_path: Path) -> None:
+    write(tmp_path / "rows")
+    embedded = Embedded.load(tmp_path / "rows")
+    embedded.save(tmp_path / "rows.parquet")
+    table, kept = pyarrow.parquet.read_table(tmp_path / "rows.parquet"), np.array([21, 4, 0, 6, 2])
+    pyarrow.parquet.write_table(table.take(kept), tmp_path / "some.parquet")
+    some = Embedded.load(tmp_path / "some.parquet")
+    assert some.positives is not None
+    named = some.ids[some.positives]
+    assert sorted(named.tolist()) == [[0, 4], [6, 2]]
+    assert np.array_equal(some.embeddings, embedded.embeddings[kept])
+
+
+def test_a_table_of_another_program_needs_vectors_and_labels(tmp_path: Path) -> None:
+    rows = {"vector": ROWS.tolist(), "label": [f"name {row % 4}" for row in range(COUNT)], "price": [*range(COUNT)]}
+    (tmp_path / "rows.parquet").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table(rows).slice(0, 9), tmp_path / "rows.parquet" / "0.parquet")
+    pyarrow.parquet.write_table(pyarrow.table(rows).slice(9), tmp_path / "rows.parquet" / "1.parquet")
+    embedded = Embedded.load(tmp_path / "rows.parquet")
+    assert np.allclose(embedded.embeddings, ROWS)
+    assert embedded.evaluate(recall_at=(1,)).metrics == evaluate(ROWS, COLUMNS["labels"], recall_at=(1,)).metrics
+    uneven = {**rows, "vector": [[1.0], *ROWS[1:].tolist()]}
+    for odd, said in (
+        (uneven, "vector and label"),
+        ({"label": [0]}, '"vector" does not exist'),
+        ({"vector": [[1.0]]}, "'labels'"),
+    ):
+        pyarrow.parquet.write_table(pyarrow.table(odd), tmp_path / "odd.parquet")
+        with pytest.raises(UserError, match=rf"odd\.parquet.*{said}") as caught:
+            Embedded.load(tmp_path / "odd.parquet")
+        assert "\n" not in str(caught.value)
 
 
 def test_rows_are_those_of_the_whole_matrix(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from aurank.data.checks.findings import Finding
 from aurank.data.sources import ArraySource
 from aurank.errors import UserError
 from aurank.evaluation.checks import confusions, hubs
+from aurank.evaluation.index import overview
 from aurank.evaluation.report import Report
+from aurank.reporting import report_page as report_module
 from aurank.reporting.grids import make_grids
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.report_page import report_page
@@ -134,7 +136,7 @@ def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch: pytest.Monk
     assert sum(one is not None for one in shown) == 1
     assert pictures.left_out == 2
     assert list(pictures.missing) == ["2.png"]
-    monkeypatch.setattr("aurank.reporting.pictures.thumbnail", lambda _: ("image/png", bytes(8 * 2**20)))
+    monkeypatch.setattr("aurank.reporting.pictures.thumbnail", lambda *_: ("image/png", bytes(8 * 2**20)))
     page = Elements(report_page(measured(), source=source))
     assert "Images that could not be read (22)" in page.text
     assert "Pictures left out to keep the page small" in page.text
@@ -164,3 +166,50 @@ def test_confusions_and_hubs_equal_loops() -> None:
     assert counted["lists"].tolist() == sorted((one for one in number if one), reverse=True)
     assert counted["right"].tolist() == [(lists.is_positive & (lists.row == row)).sum() for row in counted["row"]]
     assert counted["never"] == number.count(0)
+
+
+def mapped(report: Report, rows: np.ndarray) -> list[dict[str, Any]]:
+    """The points of the map of a page, by the numbers in their styles."""
+    page = Elements(report_page(report, embeddings=rows))
+    styles = [str(values.get("style")) for tag, values in page.tags if "--x" in str(values.get("style"))]
+    return [{name: float(value) for name, value in re.findall(r"--(\w+):([\d.]+)", style)} for style in styles]
+
+
+def test_a_map_shows_each_query_where_its_embedding_is_in_the_colour_of_its_class_or_ap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overview, "importable", lambda name: False)
+    rows = np.concatenate([np.eye(3)[[0, 0, 1, 1, 2]], [[1, 1, 1]]])
+    report = aurank.evaluate(rows, [4, 4, 7, 7, 7, 9])  # the last has no positive and is no point
+    points = sorted(mapped(report, rows), key=lambda point: (point["x"], point["y"]))
+    assert len(points) == 5
+    assert {point["hue"] for point in points} == {0, 137}
+    assert sorted(point["ap"] for point in points) == sorted(report.per_query["ap"].round(4).tolist())
+    assert {min(point[axis] for point in points) for axis in "xy"} == {2}
+    assert {max(point[axis] for point in points) for axis in "xy"} == {98}
+    places = [(point["x"], point["y"]) for point in points]
+    assert len(set(places)) == 3
+
+
+def test_a_large_map_is_a_sample_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "MOST_POINTS", 10)
+    rows = np.random.default_rng(3).standard_normal((24, 5))
+    assert len(mapped(measured(), rows)) == 10
+    assert "10 of the 24 queries, drawn at random," in report_page(measured(), embeddings=rows)
+    assert 'id="map"' not in report_page(measured())
+
+
+def test_hostile_classes_and_paths_are_text_on_a_map() -> None:
+    report, rows = measured(), np.random.default_rng(3).standard_normal((24, 5))
+    names = [*EVIL, "\u202eltr\u202c", "x" * 100_000]
+    texts = np.array([names[row % len(names)] for row in range(24)])
+    hostile = report.named(texts, texts)
+    page = report_page(hostile, embeddings=rows)
+    section = Elements(page[page.index('<section id="map">') :].partition("</section>")[0])
+    assert {tag for tag, _ in section.tags} == {
+        *("section", "h2", "p", "span", "label", "input", "div", "i", "b", "small", "wbr")
+    }
+    assert not [values for _, values in section.tags if any(name.startswith("on") for name in values)]
+    assert section.text.count("<img src=x onerror=alert(1)>.jpg") == 8  # four points, each with class and path
+    assert section.text.count("\u202eltr") == 8
+    assert len(section.text) < 9000  # 100,000 characters of a name are not written out for each point

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aurank.arrays import load_arrays
 from aurank.commands.run_options import PreparedModel
 from aurank.data import Manifest
-from aurank.data.shards import read_shards
+from aurank.data.shards import read_saved
 from aurank.embedding.image_selection import read_whole
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.errors import UserError
@@ -25,9 +24,9 @@ def read_steps(postprocess: str | None, fit_on: Path | None, distance: str) -> P
         return steps
     if steps.is_fitted:
         raise UserError(f"--fit-on {fit_on} has no use: no step of {postprocess!r} has anything to learn")
-    content = read_shards(fit_on) if fit_on.is_dir() else load_arrays(fit_on)
+    content = read_saved(fit_on)
     with reading(fit_on, "embeddings"):
-        rows = np.asarray(content[""] if "" in content else content["embeddings"])
+        rows = np.asarray(content["embeddings"])
     if (splits := content.get("splits")) is not None and splits.shape == rows.shape[:1]:
         rows = rows[splits == "train"]
     return steps.fit(rows)

@@ -12,7 +12,7 @@ from aurank.errors import UserError
 from aurank.evaluation import metrics
 from aurank.evaluation.engine.problem import SortedProblem, among, positions_of, sort_by_label
 from aurank.evaluation.engine.ranks import Ranks
-from aurank.evaluation.index.neighbours import Index, Neighbours, faiss_library, take
+from aurank.evaluation.index.neighbours import Index, Neighbours, faiss_library
 from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem
 from aurank.evaluation.metrics import mean
 
@@ -127,7 +127,7 @@ def _neighbour_recall(
     problem: RetrievalProblem, index: Index, recall_at: tuple[int, ...]
 ) -> tuple[dict[str, float], int]:
     chosen = np.sort(np.random.default_rng(0).permutation(len(problem.embeddings))[:NEIGHBOUR_QUERIES])
-    queries, own_rows = take(problem.embeddings, chosen), problem.own_rows()
+    queries, own_rows = problem.embeddings[chosen], problem.own_rows()
     leave_out = None if own_rows is None else own_rows[chosen]
     flat = Index.build(problem.target, "Flat", distance=index.distance, device=None if index.gpus else "cpu")
     deepest, size = min(max(recall_at), len(index)), len(index)

@@ -69,16 +69,11 @@ def row_blocks(embeddings: Embeddings) -> Iterator[slice]:
     return blocks(len(embeddings), max(1, BLOCK // embeddings.shape[1]))
 
 
-def take(embeddings: Embeddings, rows: Int64[np.ndarray, " row"]) -> Embeddings:
-    index = torch.from_numpy(rows).to(embeddings.device) if isinstance(embeddings, Tensor) else rows
-    return embeddings[index]
-
-
 def load_rows(
     embeddings: Embeddings, rows: slice | Int64[np.ndarray, " row"], distance: str
 ) -> Float32[np.ndarray, "row dim"]:
     """Return rows as faiss takes them: float32 in main memory, of length 1 under cosine; not finite if out of range."""
-    part = embeddings[rows] if isinstance(rows, slice) else take(embeddings, rows)
+    part = embeddings[rows]
     if isinstance(part, Tensor):
         part = part.detach().to("cpu", torch.float64).numpy()
     with np.errstate(all="ignore"):  # check_rows names rows that are not finite

@@ -214,12 +214,13 @@ def test_saved_embeddings_keep_the_labels_in_a_file_and_in_parts(tmp_path: Path)
     manifest = listed([("a", "b"), ("c",), ("b", "c"), ("c",)], splits=["train", "test"] * 2)
     embedded = described(manifest, np.arange(4), np.eye(4, dtype=np.float32))
     embedded.save(tmp_path / "rows.npz")
+    embedded.save(tmp_path / "rows.parquet")
     writer = ShardWriter(tmp_path / "parts")
     writer.write(np.eye(4, dtype=np.float32))
     arrays = {name: values for name, values in vars(embedded).items() if values is not None}
-    writer.finish(arrays, classes=manifest.classes)
+    writer.finish(arrays)
     assert read_shards(tmp_path / "parts")["multi_label"]
-    for name in ("rows.npz", "parts"):
+    for name in ("rows.npz", "rows.parquet", "parts"):
         again = READERS["embeddings"](tmp_path, file=name)
         assert again.classes == manifest.classes
         assert again.class_sets.tolist() == manifest.class_sets.tolist()
