@@ -66,7 +66,7 @@ def test_a_run_keeps_its_views_in_validation_its_index_and_its_export(run: Path,
     stored = aurank.load(next((tmp_path / "index").glob("model-*")))
     assert torch.equal(stored.module(images), model.module(images))
     exported = export_model(f"{run}/best", "onnx", tmp_path / "exported")
-    assert exported.checks[0].is_same
+    assert exported[0].is_same
     with pytest.raises(UserError, match=r"--to hf: timm's folder holds no views \(evaluate.flip, evaluate.scales\)"):
         export_model(f"{run}/best", "hf", tmp_path / "folder")
     changes = ["evaluate.flip=false", "evaluate.scales=[1]"]
