@@ -33,7 +33,7 @@ from aurank.training import TrainResult, read_config
 COMMANDS = commands()
 # Words of a command that stand for what only its reader has; here they are small, and nothing is fetched.
 STAND_INS = {
-    r"timm:resnet18(,pretrained=false)?$": "timm:resnet18,pretrained=false,input_size=32",
+    r"timm:resnet18(,pretrained=false)?(,flip.*)?$": "timm:resnet18,pretrained=false,input_size=32\\2",
     r"timm:tf_efficientnet_lite0,input": "timm:test_efficientnet,pretrained=false,input",
     r"tf_efficientnet_lite0": "test_efficientnet",
     r"onnx:exported/onnx/model.onnx": "timm:local-dir:exported/timm",  # its graph takes long to write
