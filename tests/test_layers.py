@@ -157,19 +157,19 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 
 # Lines of the package, and of a room: it may shrink, and takes from another what it needs more, in the same commit.
-TOTAL = 34_600  # of it 1,000 for sets of labels, teachers, upgrades and adaptation
+TOTAL = 35_200  # 33,600, 900 for adaptation, sets of labels, teachers and upgrades, and 700 for search
 BUDGETS = {
     "data": 5800,
     "losses": 5680,
     "evaluation": 6900,
-    "models": 2150,
+    "models": 2400,
     "embedding": 2550,
     "training": 2400,
-    "reporting": 1450,
-    "commands exporting serving": 5050,
-    "config": 950,
+    "reporting": 1500,
+    "commands exporting serving": 5150,
+    "config": 960,
     "cli": 1040,
-    "": 1010,  # beside the rooms
+    "": 1020,  # beside the rooms
 }
 
 

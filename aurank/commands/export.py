@@ -168,7 +168,9 @@ def export_model(
 def _require_expressible(to: str, config: Config) -> None:
     model, reason = config.model, ""
     remedy = "export it as onnx"
-    if config.data.channels not in COLOURS:
+    if to == "hf" and (config.evaluate.flip or config.evaluate.scales != (1.0,)):
+        reason = "timm's folder holds no views (evaluate.flip, evaluate.scales)"
+    elif config.data.channels not in COLOURS:
         reason, remedy = f"the model takes {config.data.channels} channels", "only 1, 3 or 4 can be exported"
     elif to == "hf" and is_local(model.backbone):
         reason = f"the network is that of a folder of this machine ({model.backbone})"

@@ -35,6 +35,7 @@ from aurank.errors import UserError
 from aurank.evaluation.inputs import ProgressCallback
 from aurank.files import reading
 from aurank.models.adapters.by_name import check_model
+from aurank.models.adapters.names import VIEWS
 from aurank.models.image_model import ImageModel
 
 # What a model from elsewhere brings along.
@@ -190,8 +191,14 @@ def prepare_model(
     data, remarks = selected.data, list[str]()
     dataset_of: Callable[[Manifest], ImageDataset]
     manifest = each_image_once(selected.images)  # of pairs with texts
+    views = {option: value for option, value in images.settings.items() if option in VIEWS}
     if checkpoint is None:
         refuse_preprocessing(images, model)
+        if views and kind == "aurank":
+            raise UserError(f"{model} is a saved model, which keeps its views; name evaluate.flip where it is saved")
+        if views:
+            settings = EvaluateConfig(**views)
+            name += f",flip={settings.flip},scales={'+'.join(map(str, settings.scales))}"
         loaded = load(name, allow_code=running.allow_code)
         remarks += loaded.notes
         how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels}
@@ -200,6 +207,7 @@ def prepare_model(
         saved = read_trained(checkpoint["config"])
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
         config = with_features(config, manifest)
+        config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update=views)})
         encoder = encoder_of(checkpoint, config, location)
         path = resolve_checkpoint(location)
         loaded = trained_model(name if name.startswith("hf-hub:") else model, encoder, config, path)

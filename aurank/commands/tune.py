@@ -31,9 +31,11 @@ from aurank.files import claimed, csv_text, read_record, reading, write_text
 from aurank.lazy import import_library
 from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
+from aurank.reporting.page import duration
 from aurank.reporting.tune_page import tune_page
 from aurank.training.components import CHOICES, read_config
 from aurank.training.optim import RATES
+from aurank.training.profile import profile_training
 from aurank.training.run import TrainResult, differences, train
 
 Ranges = Mapping[str, Range | None]
@@ -74,6 +76,7 @@ def tune(
     seed: NonNegativeInt = 0,
     listener: Callable[[Line], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Tuned:
     """Search the settings with the best mean validation mAUPRC over class-disjoint folds of the training classes.
 
@@ -93,6 +96,7 @@ def tune(
         seed: seed of the folds and the search; trainings have the configuration's own.
         listener: called at a trial's end with its number, state, value, folds, settings, error, and the best value.
         progress: called after each step with what is counted, and how many the search has done of about how many.
+        say: given a line before the first trial: how long all may take, by some steps of the configuration itself.
 
     Raises:
         UserError: the ranges, the data or the folder do not fit, or the configuration itself does not train.
@@ -119,6 +123,11 @@ def tune(
     settings |= {"images": training.sha256[:16], "ranges": {key: str(each) for key, each in searched.items()}}
     with claimed(out):
         search = _Search(config, out, searched, data, trials, settings, progress)
+        if say is not None and (left := folds * (trials - len(search.trials))) > 0:
+            steps = left * config.train.steps
+            with suppress(UserError, Diverged):  # the ranges may leave out what is wrong with the configuration itself
+                step = sum(profile_training(config, dataset=data[0], steps=2).phases.values())
+                say(f"{steps:,} training steps in {left:,} trainings: about {duration(step * steps)}, and validations")
         while len(search.trials) < trials:
             line = search.run()
             if listener is not None:

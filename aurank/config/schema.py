@@ -56,6 +56,7 @@ Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", 
 Rate = Annotated[float, Range(1e-5, 3e-2, log=True)]
 Decay = Annotated[float, Range(1e-5, 1.0, log=True)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Scales = Annotated[tuple[Annotated[float, Field(gt=0, le=8)], ...], _must(len, "at least one number above 0")]
 RecallAt = Annotated[
     tuple[Count, ...],
     _must(lambda values: values and len(set(values)) == len(values), "a list of different whole numbers >= 1"),
@@ -315,6 +316,8 @@ class EvaluateConfig(Strict):
     ties: Ties = key("threshold", "How equal scores count in average precision.")
     max_memory: PositiveSize = key("1GiB", "Bound on the memory of the ranks engine.")
     batch: int = key(256, "Images embedded at once.", ge=1, le=10**6)
+    flip: bool = key(False, "Embed the mirror image of an image too, and take the mean.")
+    scales: Scales = key((1.0,), "Sizes at which an image is embedded, times data.image_size; the mean is taken.")
 
 
 OneOrMore = Annotated[
@@ -324,10 +327,11 @@ OneOrMore = Annotated[
 
 
 class DataSection(Strict):
-    """A configuration with the data section alone, as measuring a model needs it."""
+    """The sections of a configuration that measuring a model needs."""
 
     seed: int = key(0, "Seed of all randomness.", ge=0, le=2**32 - 1)
     data: DataConfig = Field(description="Which images, and what is done to them.")
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="How embeddings are measured.")
 
 
 class Config(DataSection):
@@ -347,7 +351,6 @@ class Config(DataSection):
     miner: Miner | None = key(None, "Which pairs of a batch count; null: all.")
     optim: OptimConfig = Field(description="How a gradient moves the weights.")
     train: TrainConfig = Field(description="How long, how precise, what is written when.")
-    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="How embeddings are measured.")
 
     @property
     def terms(self) -> tuple[LossTerm, ...]:

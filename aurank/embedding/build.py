@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from aurank.config import Config, DataConfig, ModelConfig
 from aurank.config.components import build
 from aurank.config.schema import NO_BACKBONE, Interpolation, NormaliseConfig, SavedFeatures, Transform
@@ -21,6 +23,7 @@ from aurank.models.adapters.towers import freeze_unused, preprocessing
 from aurank.models.image_model import warn_of_small
 from aurank.models.text_encoder import ProjectedText
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_lora
+from aurank.models.views import MeanOverViews, add_views
 from aurank.sizes import size_in_bytes
 
 # Keys that say how a backbone is shown images.
@@ -143,7 +146,8 @@ def describe_model(config: Config) -> str:
     first = ("pretrained", "weights", "freeze_batch_norm")  # they decide training, not an embedding
     model = {name: value for name, value in encoder_arguments(config.model).items() if name not in first}
     transform = "" if config.model.backbone == NO_BACKBONE else f" {build_transform(config.data, train=False)!r}"
-    return f"{model}{transform}"
+    views = _views(config)
+    return f"{model}{transform}{f' {views}' * (views != MeanOverViews())}"
 
 
 def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder:
@@ -152,7 +156,21 @@ def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder
     load_part(encoder.load_state_dict, image_weights(checkpoint), name)
     if config.model.lora is not None:
         merge_lora(encoder)
+    embed_by_views(encoder, config)
     return encoder
+
+
+def embed_by_views(encoder: Encoder, config: Config) -> None:
+    """Let an encoder embed as the section `evaluate` of its configuration says: evaluate.flip, evaluate.scales."""
+    if (views := _views(config)) != MeanOverViews():
+        if config.model.backbone == NO_BACKBONE:
+            raise UserError("evaluate.flip and evaluate.scales are for images; a head is given saved embeddings")
+        size = build_transform(config.data, train=False).size
+        add_views(encoder, views, torch.zeros(1, config.data.channels, *size))
+
+
+def _views(config: Config) -> MeanOverViews:
+    return MeanOverViews(config.evaluate.flip, config.evaluate.scales)
 
 
 def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
@@ -191,6 +209,7 @@ def build_towers(
     settings, dim = config.model.text, config.model.dim
     assert settings is not None
     image = build_encoder(config.model, channels=config.data.channels, load=load, say=say)
+    embed_by_views(image, config)
     if settings.name != OWN_TEXTS:
         module, tokenise = load_text_model(settings.name, weights=load)
         width = freeze_unused(module, tokenise(["a text"])).shape[1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aurank.config import Choices, Config, DataConfig, load_config, shipped_configs
+from aurank.config import Choices, DataConfig, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS, DataSection
 from aurank.data.readers import READERS
 from aurank.data.readers.given import GIVEN
@@ -36,7 +36,7 @@ class ImageSelection:
             trained on, not named, train is what training used and val what it held out.
         protocol: a named protocol, such as sop; its data is in `root`.
         root: folder of the protocol's data.
-        overrides: changes of the data section, such as data.workers=4.
+        overrides: changes of the sections data and evaluate, such as data.workers=4.
         usual: the split where none is named: "test", or "train", without which all images are taken.
 
     Example:
@@ -69,18 +69,23 @@ class ImageSelection:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the section `evaluate` of a configuration that `data` names sets."""
-        if not isinstance(config := _configuration(self.data), Config):
-            return {}
-        return {name: getattr(config.evaluate, name) for name in config.evaluate.model_fields_set}
+        """What the section `evaluate` of a configuration that `data` names sets, and overrides."""
+        config = _configuration(self.data)
+        section = {} if config is None else config.evaluate.model_dump(exclude_unset=True)
+        changes = [override for override in self.overrides if override.startswith("evaluate.")]
+        content = {"data": {"name": GIVEN}, "evaluate": section}
+        settings = load_config(content, changes, choices={}, schema=DataSection).evaluate
+        return {name: getattr(settings, name) for name in settings.model_fields_set}
 
     def find_protocol(self) -> "Protocol | None":
         """Return the protocol named, or None; UserError where options do not go together, or name no reader."""
         from aurank.embedding.protocols import PROTOCOLS
 
-        unknown = [override for override in self.overrides if not override.startswith("data.")]
+        unknown = [override for override in self.overrides if not override.startswith(("data.", "evaluate."))]
         if unknown:
-            raise UserError(f"{' '.join(unknown)}: only data.* can be changed for a model that is measured")
+            raise UserError(
+                f"{' '.join(unknown)}: only data.* and evaluate.* can be changed for a model that is measured"
+            )
         check_options({f"--{name}": getattr(self, name) for name in ("data", "split", "protocol", "root")}, _RULES)
         if self.data is not None:
             located(self.data)

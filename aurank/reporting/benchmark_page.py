@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, NotRequired
 
 import numpy as np
@@ -26,6 +27,7 @@ LINES, _LINES = "lines.jsonl", "the lines of a benchmark"
 Rate = Annotated[float, Field(ge=0, le=1)]
 _OPEN: Any = {"extra": "allow", "allow_inf_nan": False}  # other versions write other entries too
 _HEAD = ("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds")
+ALPHA = 0.05
 _NOTE = (
     "± is the half width of the 95 % interval over seeds (Student's t), in brackets is the 95 % interval of a "
     "bootstrap over classes and seeds; p by either, corrected for the number of methods (Holm), ≤ where no resample is "
@@ -262,15 +264,35 @@ def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = Non
     return "\n\n".join([*parts, _NOTE]) if parts else "*not run yet*"
 
 
+def verdict(block: SettingTable, tested: str) -> tuple[str, dict[str, list[str]]]:
+    """Return how many trained methods are told apart from the reference and over what, and their names."""
+    names: dict[str, list[str]] = {}
+    compared = [(row, row.difference) for row in block.rows if row.seeds and row.difference is not None]
+    for row, answer in compared:
+        # All seeds may differ alike: then there is no p, and their interval is the mean.
+        of_seeds = answer.half_width is not None and (answer.p_seeds is None or answer.p_seeds < ALPHA)
+        of_classes = answer.p_classes is not None and answer.p_classes < ALPHA
+        over = ["other seeds"] * of_seeds + ["other classes"] * of_classes
+        side = f"{'better' if answer.mean > 0 else 'worse'} for {' and '.join(over)}{' alone' * (len(over) == 1)}"
+        names.setdefault(side if over else "not told apart", []).append(row.name)
+    if not compared:
+        return "", {}
+    counts = ", ".join(f"{len(each)} {how}" for how, each in names.items())
+    seeds = " to ".join(dict.fromkeys(str(end(row.seeds for row, _ in compared)) for end in (min, max)))
+    by = f"by {seeds} seed{'s' * (seeds != '1')} and {tested} (p < {ALPHA}, corrected for the number of methods)"
+    return f"Compared with {block.reference}: {counts}; {by}.", names
+
+
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
 def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str:
     about, done = lines[0], [line for line in lines if line["kind"] in ("choice", "run", "untrained")]
+    splits = {line["split"]: line for line in lines if line["kind"] == "split"}
+    classes = sum(len(line["queries"]) for line in splits.values())
+    tested = f"{classes:,} class{'es' * (classes > 1)} of {len(splits)} split{'s' * (len(splits) > 1)}"
     tests = [
-        f"{line['split']}: {sum(line['queries']):,} images of {len(line['classes']):,} classes"
-        for line in lines
-        if line["kind"] == "split"
+        f"{name}: {sum(each['queries']):,} images of {len(each['classes']):,} classes" for name, each in splits.items()
     ]
     chosen = f"{about['trials']} trials, validated on {about['choose_by']['folds']} folds of the training classes"
     facts = {
@@ -283,17 +305,18 @@ def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str
         facts[key] = ", ".join(sorted({str(line[key]) for line in done}))
     sections = []
     for block in blocks:
-        size, charts = (6.4, 0.9 + 0.28 * len(block.rows)), []
+        size, charts = (5.4, 1.1 + 0.28 * len(block.rows)), []
         for beside, value in ((False, "mAUPRC"), (True, "its difference from the reference")):
             if not beside or any(row.difference for row in block.rows):
                 described = f"{value} with both intervals of each method, {block.setting}"
                 charts.append(svg(partial(draw_intervals, block=block, beside=beside), described, size=size))
-        sections.append((block.setting or "Methods", *cells_of(block), block.remarks, charts))
+        sections.append((block.setting or "Methods", *cells_of(block), block.remarks, charts, *verdict(block, tested)))
     return render(
         "benchmark.html",
         title="Benchmark",
         counted=f"{len(done):,} of {about['units']:,} choices, trainings and tests are done.",
         blocks=sections,
+        overrides={**about["methods"], **{f"all in {name}": each for name, each in about["settings"].items() if name}},
         note=_NOTE,
         facts=facts,
         failed=[line for line in done if "error" in line],
@@ -307,12 +330,13 @@ def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
         if answer is None:
             continue
         half = answer.half_width or 0.0
-        for ends, width in ((answer.interval, 1.2), ((answer.mean - half, answer.mean + half), 5)):
+        for ends, width, alpha in (((answer.mean - half, answer.mean + half), 6, 0.4), (answer.interval, 1.2, 1.0)):
             if ends is not None:
-                axes.plot(ends, [height, height], color=colour, linewidth=width, alpha=0.6, solid_capstyle="butt")
+                axes.plot(ends, [height, height], color=colour, linewidth=width, alpha=alpha, solid_capstyle="butt")
         axes.plot([answer.mean], [height], "o", color=colour, markersize=4)
     if beside:
         axes.axvline(0, color="#808080", linewidth=1)
-    axes.set_yticks(range(len(block.rows)), [plain(row.name) for row in reversed(block.rows)])
-    label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}; thick: seeds, thin: classes"
+    names = [fill(plain(row.name), 40, max_lines=2, placeholder="…") for row in reversed(block.rows)]
+    axes.set_yticks(range(len(block.rows)), names, fontsize=9, linespacing=1.1)
+    label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}\nthick: seeds, thin: classes"
     axes.set(xlabel=label, ylim=(-0.7, len(block.rows) - 0.3))

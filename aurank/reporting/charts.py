@@ -32,6 +32,7 @@ _STYLE: dict[Any, Any] = {
     "axes.prop_cycle": cycler(color=COLOURS),
 }
 _SALT = count()
+_MARGINS = ((0.8, 0.6), (0.15, 0.15))  # inches left and below, right and above: the axes of a row of charts align
 _THIN: dict[str, Any] = {"color": "#808080", "linewidth": 1, "linestyle": (0, (4, 3))}
 # The precisions of codes differ by their markers too, not by colour alone.
 _MARKERS = {"float32": ("o", "#0072b2"), "int8": ("^", "#d55e00"), "binary": ("D", "#cc79a7")}
@@ -49,6 +50,12 @@ def svg(draw: Callable[[Axes], None], described: str, *, size: tuple[float, floa
         text = io.StringIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's own fonts draw it
+            figure.draw_without_rendering()  # lays out what needs more room
+            (left, bottom), (right, top) = axes.get_position(original=True).get_points()
+            figure.set_layout_engine("none")
+            before, behind = np.divide(_MARGINS, size)
+            low, high = np.maximum((left, bottom), before), np.minimum((right, top), 1 - behind)
+            axes.set_position((*low, *(high - low)))
             figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     body = text.getvalue()
     body = body[body.index("<svg") :].replace(_INK, "currentColor")

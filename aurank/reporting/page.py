@@ -32,7 +32,7 @@ def render(template: str, **content: Any) -> str:
 
 
 def breakable(name: str) -> Markup:
-    return Markup(re.sub(r"([/_-])", r"\1<wbr>", str(escape(name))))
+    return Markup(re.sub(r"([/_.-])", r"\1<wbr>", str(escape(name))))
 
 
 def duration(seconds: float) -> str:

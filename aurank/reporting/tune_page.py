@@ -35,7 +35,7 @@ def tune_page(
         done=done,
         ranges={key: str(each) for key, each in ranges.items()},
         at_end=at_end,
-        is_cut=len(done) >= _MANY,
+        is_cut=done[-1]["value"] < _around([line["value"] for line in done])[0],
         importance=importance,
         course=svg(partial(_course, lines=lines), "mAUPRC of each trial, and the best so far"),
         charts=charts,
@@ -45,11 +45,10 @@ def tune_page(
 def _course(axes: Axes, lines: Sequence[dict[str, Any]]) -> None:
     done = [line for line in lines if line["value"] is not None]
     numbers, values = [line["number"] for line in done], [line["value"] for line in done]
-    axes.scatter(numbers, values, s=14, color=COLOURS[0], linewidths=0, label="a trial")
-    axes.step(numbers, np.maximum.accumulate(values), where="post", color=COLOURS[4], label="best so far")
+    axes.scatter(numbers, values, s=14, color=COLOURS[0], linewidths=0)
+    axes.step(numbers, np.maximum.accumulate(values), where="post", color=COLOURS[4])
     axes.set(xlabel="trial", ylabel="mAUPRC, mean over folds", ylim=_around(values))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, fontsize=9)
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
@@ -67,9 +66,12 @@ def _slice(axes: Axes, points: Sequence[tuple[str, float]], within: Range) -> No
     else:
         x = [float(text) if text != "null" else np.nan for text, _ in points]
         axes.set(xlim=ends, xscale="log" if within.log else "linear")
-        ticks = np.geomspace(*ends, 4) if within.log else np.linspace(*ends, 4)
+        ticks = np.linspace(*ends, 4)
+        if within.log:
+            powers = 10.0 ** np.arange(np.ceil(np.log10(within.low) - 1e-9), np.log10(within.high) + 1e-9)
+            ticks = powers[:: -(-len(powers) // 8)] if len(powers) > 1 else np.array(ends)
         axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
-        axes.minorticks_off()
+        axes.xaxis.set_minor_formatter("")
     values = [value for _, value in points]
     axes.scatter(x, values, color=COLOURS[0], s=18, linewidths=0, alpha=0.8)
     axes.scatter(x[:1], values[:1], color=COLOURS[4], s=90, marker="*")

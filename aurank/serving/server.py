@@ -129,6 +129,7 @@ def _make_in_worker(
     count: int, about: dict[str, Any], folder: str | Path, opening: dict[str, Any], serving: dict[str, Any]
 ) -> "ASGIApp":
     import torch
+    from uvicorn.config import STARTUP_FAILURE
 
     from aurank.serving.app import make_app
 
@@ -137,10 +138,11 @@ def _make_in_worker(
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     try:
         index = _load_index(folder, opening)
+        if index.about != about:  # its rows would not be those that the other workers count
+            raise UserError("the index has changed")
     except UserError as error:
-        raise TypeError(error) from None  # uvicorn logs this one as a line, and ends all workers
-    if index.about != about:  # its rows would not be those that the other workers count
-        raise TypeError("the index has changed")
+        logging.getLogger("uvicorn.error").error("%s", error)
+        os._exit(STARTUP_FAILURE)  # at once: the parent starts a worker anew that it finds ending
     return make_app(index, **serving)
 
 

@@ -24,6 +24,7 @@ from aurank.embedding.build import (
     build_dataset,
     build_encoder,
     build_towers,
+    embed_by_views,
     fill_preprocessing,
     open_prepared,
     with_features,
@@ -282,7 +283,9 @@ def nearest_images(
 def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Callable[[str], None]) -> Task:
     load = state is None
     if config.model.text is None:
-        return Task(config, build_encoder(config.model, channels=config.data.channels, load=load, say=say))
+        encoder = build_encoder(config.model, channels=config.data.channels, load=load, say=say)
+        embed_by_views(encoder, config)
+        return Task(config, encoder)
     texts, saved = texts_of(splits.train), None if state is None else state["tokeniser"]
     for split in (splits.val, splits.test):
         if split is not None:

@@ -103,7 +103,9 @@ def test_folds_are_of_whole_classes_and_of_nearly_one_size() -> None:
 def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_test_image(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     lines: list[dict[str, Any]] = []
-    found = tune(config, tmp_path / "out", ranges=RATE | ONLY, trials=2, folds=2, listener=lines.append)
+    told: list[str] = []  # by some steps, which change nothing of the trials
+    options: dict[str, Any] = {"listener": lines.append, "say": told.append}
+    found = tune(config, tmp_path / "out", ranges=RATE | ONLY, trials=2, folds=2, **options)
     whole = read_whole(config.data)
     training = whole.select(whole.splits != "test")
     fold = class_folds(training, 2)
@@ -114,6 +116,8 @@ def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_tes
     assert lines[0]["folds"] == expected
     assert lines[0]["settings"] == {"optim.lr": "0.01", "loss.params.temperature": "0.01"}
     assert found.value == max(line["value"] for line in lines) == lines[-1]["best"]
+    (text,) = told
+    assert re.fullmatch(r"16 training steps in 4 trainings: about [\d.]+ seconds, and validations", text)
     best = read_config(tmp_path / "out" / "best.yaml")
     assert dump_config(best) == dump_config(read_config(config.model_dump(mode="json"), found.overrides))
     # Other test images change nothing.
@@ -180,7 +184,8 @@ def test_a_search_of_images_leaves_out_their_test_split_and_prunes(
 
 
 FILES = {"best.yaml", "search.json", "trials.csv", "tune.html"}
-# Lines to run before a search: its process is interrupted in the second step of the fourth training.
+# Lines to run before a search: its process is interrupted in the second step of the fourth training, after the seven
+# steps that say how long it takes.
 STOPPED = """
 import os, signal
 from aurank.training.loop import Loop
@@ -188,7 +193,7 @@ count = 0
 def stopped(loop, batches, run=Loop.step):
     global count
     count += 1
-    if count == 4 * 3 + 2:
+    if count == 7 + 4 * 3 + 2:
         os.kill(os.getpid(), signal.SIGINT)
     return run(loop, batches)
 globals().update(stopped=stopped)
@@ -282,6 +287,12 @@ def test_what_does_not_fit_is_refused_before_a_training(tmp_path: Path) -> None:
     unfit = config_of(tmp_path, sampler={"batch": 64, "params": {"per_class": 32}})
     with pytest.raises(UserError, match="no class has per_class=32 images"):
         tune(unfit, out, trials=2, folds=2)
+    # The ranges leave out what does not fit: then no steps can say how long it takes, and the search goes on.
+    told: list[str] = []
+    mended = config_of(tmp_path, sampler={"batch": 8, "params": {"per_class": 8}})
+    ranges = RATE | ONLY | {"sampler.params.per_class": Range(choices=(2, 4))}
+    assert tune(mended, tmp_path / "mended", ranges=ranges, trials=1, folds=2, say=told.append).trials == 1
+    assert told == []
     with pytest.raises(UserError, match=r"holds another search .*per_class.*seed: 0 != 1"):
         tune(config, out, trials=2, folds=2, seed=1)
     ((_, text, _),) = succeeded([run_aurank("tune", file, "--list")])

@@ -96,10 +96,10 @@ def test_differences_are_listed_by_dotted_path(tmp_path: Path) -> None:
     other = _valid(tmp_path, "optim.lr=0.2", "loss.params.tau2=0.01", "miner=null", "evaluate.recall_at=[1]")
     assert config_difference(config, config) == []
     assert config_difference(config, other) == [
+        "evaluate.recall_at: [1, 5] != [1]",
         "loss.params.tau2: (absent) != 0.01",
         'miner: {"name": "margin", "params": {"margin": 0.1}} != null',
         "optim.lr: 0.01 != 0.2",
-        "evaluate.recall_at: [1, 5] != [1]",
     ]
 
 

@@ -49,7 +49,7 @@ WRONG = {
         {
             "lr: unknown key (got 0.1)": "did you mean 'optim.lr'?",
             "per_class: unknown key": "did you mean 'sampler.params.per_class'?",
-            "train.batch: unknown key": "did you mean 'sampler.batch' or 'evaluate.batch'?",
+            "train.batch: unknown key": "did you mean 'evaluate.batch' or 'sampler.batch'?",
             "train.warmup_steps: unknown key": "did you mean 'optim.warmup_steps'?",
             "loss.tau1: unknown key": "did you mean 'loss.params.tau1'?",
             "sampler.params.dim: unknown key": "did you mean 'model.dim'?",

@@ -1,14 +1,27 @@
 """The tables of a benchmark: what stands in them, and what does not."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
+from matplotlib.figure import Figure
+from scipy.stats import t as student_t
 
 from aurank.errors import UserError
-from aurank.reporting.benchmark_page import benchmark_page, blocks_of, cells_of, read_tables, to_markdown_tables
+from aurank.evaluation.significance import SeedsAndClasses
+from aurank.reporting.benchmark_page import (
+    benchmark_page,
+    blocks_of,
+    cells_of,
+    draw_intervals,
+    read_tables,
+    to_markdown_tables,
+    verdict,
+)
 
 CLASSES = {"fold 1 of 2": [4, 6], "fold 2 of 2": [10]}
 
@@ -96,13 +109,121 @@ def test_a_table_is_escaped_and_names_what_tells_ranks_apart() -> None:
 
 def test_the_page_has_tables_pictures_and_what_ended_early() -> None:
     lines = made_up()
+    lines[0]["methods"]["B & C"] = ["loss.name=x<y"]
     page = benchmark_page(lines, blocks_of(lines))
     assert page.count("<svg") == 2
+    assert str(escape(verdict(blocks_of(lines)[0], "3 classes of 2 splits")[0])) in page
+    assert "<dd>B &amp; C; late</dd>" in page
+    assert "<dt>B &amp; C</dt><dd><code>loss.name=x&lt;y</code> </dd>" in page
+    assert "<dt>all in one</dt><dd>none</dd>" in page
     assert "late one, fold 2 of 2, seed 2: the loss is nan" in page
     assert "B &amp; C" in page
     assert "fold 1 of 2: 10 images of 2 classes, fold 2 of 2: 10 images of 1 classes" in page
     assert "28 of 99 choices, trainings and tests are done." in page
     assert "<dd>28 seconds</dd>" in page  # of a second each
+
+
+def told_apart(
+    differences: dict[str, np.ndarray], interval: Callable[[np.ndarray, float], tuple[float, float]]
+) -> set[str]:
+    """Names whose interval excludes 0 at Holm's level: 5 % by how many are left, as long as some do."""
+    apart: set[str] = set()
+    while left := differences.keys() - apart:
+        ends = {name: interval(differences[name], 0.05 / len(left) / 2) for name in left}
+        if not (outside := {name for name, (low, high) in ends.items() if low > 0 or high < 0}):
+            break
+        apart |= outside
+    return apart
+
+
+def expected_verdict(differences: dict[str, np.ndarray], queries: np.ndarray) -> dict[str, set[str]]:
+    def over_seeds(values: np.ndarray, tail: float) -> tuple[float, float]:
+        means = values @ queries / queries.sum()
+        half = student_t.ppf(1 - tail, len(means) - 1) * means.std(ddof=1) / len(means) ** 0.5
+        return means.mean() - half, means.mean() + half
+
+    def over_classes(values: np.ndarray, tail: float) -> tuple[float, float]:
+        low, high = np.quantile(SeedsAndClasses(queries).draws(values), [tail, 1 - tail])
+        return low, high
+
+    of_seeds, of_classes = (told_apart(differences, each) for each in (over_seeds, over_classes))
+    names: dict[str, set[str]] = {}
+    for name, values in differences.items():
+        over = ["other seeds"] * (name in of_seeds) + ["other classes"] * (name in of_classes)
+        side = "better" if (values @ queries).mean() > 0 else "worse"
+        alone = " alone" if len(over) == 1 else ""
+        names.setdefault(f"{side} for {' and '.join(over)}{alone}" if over else "not told apart", set()).add(name)
+    return names
+
+
+def drawn(rng: np.random.Generator, methods: int, seeds: int) -> list[dict[str, Any]]:
+    """Lines of methods with gains and noises of all sizes."""
+    lines = [line for line in made_up() if line["kind"] in ("benchmark", "split")]
+    names = ["A", *(f"m{number}" for number in range(methods))]
+    lines[0] |= {"methods": {name: [f"loss.name={name}"] for name in names}}
+    for line in lines[1:]:
+        line["queries"] = rng.integers(2, 9, size=8).tolist()
+    for name in names:
+        gain, of_seed, of_class = rng.normal(0, 0.05), *rng.choice([0.002, 0.02, 0.1], size=2)
+        seed_noise = rng.normal(0, of_seed, size=seeds)
+        for split in CLASSES:
+            class_noise = rng.normal(0, of_class, size=8)
+            for seed in range(seeds):
+                about = {"method": name, "setting": "one", "split": split, "seed": seed, "recall@1": 0.5}
+                ap = (0.5 + gain + seed_noise[seed] + class_noise).tolist()
+                lines.append({"kind": "run", **about, "ap_by_class": ap})
+    return lines
+
+
+def ap_of(lines: list[dict[str, Any]], name: str, split: str) -> list[list[float]]:
+    return [line["ap_by_class"] for line in lines if line.get("method") == name and line["split"] == split]
+
+
+def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0() -> None:
+    seen, rng = set[str](), np.random.default_rng(0)
+    for _ in range(6):
+        lines = drawn(rng, methods=6, seeds=4)
+        (block,) = blocks_of(lines)
+        queries = np.concatenate([line["queries"] for line in lines if line["kind"] == "split"]).astype(float)
+        ap = {
+            name: np.concatenate([ap_of(lines, name, split) for split in CLASSES], axis=1)
+            for name in lines[0]["methods"]
+        }
+        expected = expected_verdict({name: each - ap["A"] for name, each in ap.items() if name != "A"}, queries)
+        text, names = verdict(block, "16 classes")
+        assert {how: set(each) for how, each in names.items()} == expected
+        assert all(f"{len(each)} {how}" in text for how, each in expected.items())
+        assert text.endswith("; by 4 seeds and 16 classes (p < 0.05, corrected for the number of methods).")
+        seen |= expected.keys()
+    ends = {how.partition(" for ")[2] for how in seen if how != "not told apart"}
+    assert ends == {"other seeds alone", "other classes alone", "other seeds and other classes"}
+    assert "not told apart" in seen
+
+
+def test_a_verdict_needs_a_reference_and_says_of_how_many_seeds() -> None:
+    (block,) = blocks_of(made_up())
+    text, names = verdict(block, "3 classes")  # "late" has a seed less
+    assert names == {"better for other seeds and other classes": ["B & C", "late"]}
+    assert "by 2 to 3 seeds and 3 classes (p" in text
+    alone = [line for line in made_up(seeds=1) if line.get("method") != "late"]
+    (block,) = blocks_of(alone)
+    assert verdict(block, "3 classes")[1] == {
+        "better for other classes alone": ["B & C"]
+    }  # one seed says nothing of others
+    assert "by 1 seed and" in verdict(block, "3 classes")[0]
+    (block,) = blocks_of([line for line in alone if line["kind"] != "run" or line["method"] != "A"])
+    assert verdict(block, "3 classes") == ("", {})
+
+
+def test_the_thin_interval_is_drawn_opaque_above_the_thick_one() -> None:
+    (block,) = blocks_of(made_up())
+    axes = Figure().add_subplot()
+    draw_intervals(axes, block, beside=False)
+    bars = [line for line in axes.lines if line.get_marker() == "None" and line.get_ydata()[0] == len(block.rows) - 1]
+    widths = [(line.get_linewidth(), line.get_alpha()) for line in bars]
+    assert widths == sorted(widths, reverse=True)
+    assert len(widths) == 2
+    assert widths[1][1] == 1 > widths[0][1]
 
 
 @pytest.mark.parametrize(

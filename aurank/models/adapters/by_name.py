@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from aurank.models.adapters.python import python_model
 from aurank.models.adapters.timm import require_known, timm_config, timm_model
 from aurank.models.adapters.transformers import transformers_model, transformers_text_model
 from aurank.models.image_model import ImageModel, TextParts, as_embeddings, to_picture
+from aurank.models.views import MeanOverViews, add_views
 
 ADAPTERS: Mapping[str, Callable[[str, str, Options, bool], ImageModel]] = {
     "timm": timm_model,
@@ -44,6 +46,8 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
 
     `name` is KIND:WHAT[,option=value…]. Options go to the library's own constructor; without `allow_code` those alone
     that can run no code, and weights are read as data. Weights that are not loaded are drawn from a fixed seed.
+
+    Every kind takes `flip=true` and `scales=1+1.25`: the mean over an image, its mirror image, and other sizes.
 
     - `timm:resnet18[,pretrained=false]`: options of the model's own constructor; `weights=FILE`: those of a local file
       (safetensors, or torch's); `input_size=128`: another size of images.
@@ -74,6 +78,7 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
     elif kind == "onnx" and Path(model_id).is_dir():
         name, model_id = (text.replace(model_id, str(Path(model_id) / _GRAPH), 1) for text in (name, model_id))
     path = model_id.removeprefix(LOCAL)
+    flip, scales = options.pop("flip", False), str(options.pop("scales", 1))
     is_folder = (kind == "transformers" or path != model_id) and Path(path).is_dir()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -88,6 +93,12 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
                 weights = next(model.module.parameters(), None)
                 if weights is None or weights.dtype == torch.float32:  # others may need the autocast of --bf16
                     as_embeddings(model.module(shown[None]), 1)
+        with reading(name, "a model by views", remedy="give flip=true, or scales such as scales=1+1.25"):
+            views = MeanOverViews(bool(flip), tuple(map(float, scales.split("+"))))
+            if views != MeanOverViews():
+                shown = model.stack([np.full((64, 64, model.channels), 127, np.uint8)])
+                add_views(model.module, views, shown)
+                model = replace(model, description=f"{model.description} {views}")
     return model
 
 

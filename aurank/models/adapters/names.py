@@ -15,6 +15,7 @@ OptionNames = Mapping[str, frozenset[str] | None]
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 LOCAL = "local-dir:"
 HUBS = ("hf-hub:", "hf_hub:", LOCAL)
+VIEWS = ("flip", "scales")  # of images: flip=true,scales=1+1.25
 FILLED = ("in_chans", "num_classes")  # arguments of a backbone that an encoder gives itself
 
 _OPEN_CLIP = frozenset(
@@ -42,6 +43,8 @@ def parse_name(name: str, libraries: OptionNames, *, remedy: str = "") -> tuple[
     if kind not in libraries or not model_id:
         raise UserError(f"no model {name!r}; expected one of {', '.join(f'{kind}:…' for kind in libraries)}")
     taken, values = libraries[kind], Options()
+    if taken is not None and libraries is not TEXTS:
+        taken |= {*VIEWS}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or (taken is not None and key not in taken):

@@ -18,12 +18,12 @@ from aurank.errors import refuse_first
 from aurank.files import reading
 from aurank.lazy import import_library
 from aurank.models.adapters.loading import building, describe_adapter
-from aurank.models.adapters.names import HUBS, LOCAL, Options
+from aurank.models.adapters.names import HUBS, LOCAL, VIEWS, Options
 from aurank.models.adapters.weights import Crop, Tensors, load_weights_file, read_look
 from aurank.models.image_model import ImageModel, crop_settings
 from aurank.names import meant, nearest
 
-NO_ARGUMENTS = ("pretrained", "input_size", "weights", "resize")
+NO_ARGUMENTS = ("pretrained", "input_size", "weights", "resize", *VIEWS)
 """Options of a name that the model's constructor does not take."""
 _OVERLAY = "pretrained_cfg_overlay"
 _OVERLAID = ("mean", "std", "interpolation")  # what may be in it
