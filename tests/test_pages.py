@@ -232,8 +232,8 @@ OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 # No dependencies, not even of the tests; whoever has them runs the blocks that import them:
-# pip install lancedb qdrant-client duckdb "ray[data]", then pytest tests/test_pages.py -k databases
-ENGINES = ("lancedb", "qdrant_client", "duckdb", "ray")
+# pip install lancedb qdrant-client duckdb "ray[data]" fiftyone, then pytest tests/test_pages.py
+ENGINES = ("lancedb", "qdrant_client", "duckdb", "ray", "fiftyone")
 
 
 def lacking(block: Block) -> list[str]:

@@ -271,7 +271,7 @@ def evaluate(call: Call) -> None:
 def embed(call: Call) -> None:
     from aurank.data.shards import require_out
 
-    require_out(call["out"])
+    require_out(call["out"], mapped="map" in call)
     if (embedded := call()) is not None:
         console.say("{} embeddings of {} dimensions written to {}".format(*embedded.embeddings.shape, call["out"]))
 

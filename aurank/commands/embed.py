@@ -1,20 +1,24 @@
 """Embeddings of images: what ``aurank embed`` calls."""
 
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import PositiveInt
 
-from aurank.commands.evaluate import saved_embeddings
+from aurank.commands.evaluate import NEIGHBOURS, saved_embeddings
 from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_out
 from aurank.embedding.embed import choose_pace, embed_rows
 from aurank.embedding.embedded import Embedded, described
 from aurank.embedding.image_selection import ImageSelection
 from aurank.errors import UserError
+from aurank.evaluation.engine.nearest import nearest_rows
+from aurank.evaluation.index.overview import plane
+from aurank.evaluation.inputs import RetrievalProblem
 from aurank.files import claimed, temporary_name
 
 
@@ -46,6 +50,7 @@ def embed_to_folder(
     *,
     out: Path,
     shard_rows: PositiveInt = SHARD_ROWS,
+    map: Literal["2d"] | None = None,
     running: RunOptions | None = None,
 ) -> Embedded | None:
     """Write the embeddings of the images chosen into a folder of parts, or a file, and return them.
@@ -57,9 +62,10 @@ def embed_to_folder(
         model, images, running: as for `evaluate_model`.
         out: .npz file of embeddings, labels, ids, paths; .parquet table; or new folder, for parts.
         shard_rows: images of each part of a folder; default: 262144.
+        map: 2d: x, y by UMAP if umap-learn is installed, else PCA; AP; nearest rows; needs a .parquet table.
 
     Raises:
-        UserError: the folder holds anything else, or another process embeds into it.
+        UserError: a map is not of a table; the folder holds anything else, or another process embeds into it.
 
     Example:
         >>> import tempfile
@@ -73,12 +79,12 @@ def embed_to_folder(
     group = run.group
     with ExitStack() as stack:
         if group.rank == 0:
-            require_out(out)
+            require_out(out, mapped=map is not None)
             stack.enter_context(claimed(out, is_file=is_file))
         if out.suffix == ".npz" or (is_file and model.startswith("embeddings:")):
             embedded = embed_model(model, images, running=run)
             if group.rank == 0:
-                embedded.save(out)
+                embedded.save(out, **_map_columns(embedded, run) if map else {})
             return embedded if group.rank == 0 else None
         folder = temporary_name(out) if is_file else out  # its parts become a table
         if is_file:
@@ -110,6 +116,20 @@ def embed_to_folder(
         writer.finish({name: values for name, values in arrays.items() if values is not None})
         embedded = Embedded.load(folder)
         if is_file:
-            embedded.save(out)
+            embedded.save(out, **_map_columns(embedded, run) if map else {})
         run.tell(*prepared.notes(embedded, manifest)[1:])
         return embedded
+
+
+def _map_columns(embedded: Embedded, run: RunOptions) -> dict[str, Any]:
+    rows, ap = embedded.embeddings, np.full(len(embedded.labels), np.nan)
+    every_row = RetrievalProblem(rows, np.zeros(len(ap), np.int64))  # of one class, so that each finds all others
+    near = nearest_rows(every_row, min(NEIGHBOURS, len(ap) - 1), device=run.torch_device)
+    lists = zip(near.row, np.maximum(1 - near.score, 0), strict=True)
+    neighbours = [{"ids": ids, "distances": distances} for ids, distances in lists]  # as Embedding Atlas reads them
+    with suppress(UserError):  # raised if no query has a positive
+        report = embedded.evaluate(device=run.torch_device, distributed=False)
+        ap[np.flatnonzero(embedded.is_query)[report.per_query["query"]]] = report.per_query["ap"]
+    coordinates, method = plane(rows)
+    run.tell(f"x, y: {method}")
+    return {"x": coordinates[:, 0], "y": coordinates[:, 1], "ap": ap, "neighbors": neighbours}

@@ -91,8 +91,8 @@ def _as_table(arrays: Mapping[str, Any], ids: np.ndarray, parts: dict[str, tuple
     return pyarrow.table(table).replace_schema_metadata({FORMAT: text})
 
 
-def write_saved(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write saved embeddings as an .npz file, or as one Parquet file, in blocks of rows."""
+def write_saved(path: Path, arrays: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
+    """Write saved embeddings as an .npz file, or as one Parquet file with more columns, in blocks of rows."""
     if path.suffix != TABLE:
         with replacing(path) as file:
             np.savez(file, **arrays)
@@ -105,6 +105,8 @@ def write_saved(path: Path, arrays: Mapping[str, Any]) -> None:
     if "classes" in arrays:
         classes = pyarrow.array(storable_texts(arrays["classes"].tolist()))
         table = table.append_column("class", classes.take(pyarrow.array(arrays["labels"])))
+    for name, values in columns.items():
+        table = table.append_column(name, pyarrow.array(values, from_pandas=True))  # NaN is null
     kind = pyarrow.list_(pyarrow.from_numpy_dtype(rows.dtype), rows.shape[1])
     schema = table.schema.append(pyarrow.field("vector", kind))
     how = {"use_dictionary": table.column_names, "write_page_checksum": True}
@@ -114,7 +116,9 @@ def write_saved(path: Path, arrays: Mapping[str, Any]) -> None:
             writer.write_table(table.slice(start, _BLOCK).append_column("vector", vectors))
 
 
-def require_out(out: Path) -> None:
+def require_out(out: Path, *, mapped: bool = False) -> None:
+    if mapped and out.suffix != TABLE:
+        raise UserError(f"--map writes columns of a table, which {out} is not: give --out FILE{TABLE}")
     if out.suffix:
         require_writable(out, suffix=TABLE if out.suffix == TABLE else ".npz")
     else:

@@ -145,8 +145,8 @@ class Embedded:
                 pairs.append(dict(zip(("query", "gallery"), names.tolist(), strict=True)) | measured)
         return pairs or None
 
-    def save(self, path: Path) -> None:
-        write_saved(path, {name: values for name, values in vars(self).items() if values is not None})
+    def save(self, path: Path, **columns: Any) -> None:
+        write_saved(path, {name: values for name, values in vars(self).items() if values is not None}, columns)
 
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":

@@ -1,10 +1,12 @@
 """Wherever saved embeddings are taken, those in parts or in a table give what those of one file give."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from aurank.commands import (
@@ -58,6 +60,60 @@ def test_a_table_is_embedded_in_parts_and_is_that_of_the_file(tmp_path: Path) ->
             assert np.array_equal(values, once[column]), column
     with pytest.raises(UserError, match="no model 'embeddings:"):
         embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", out=tmp_path / "parts")
+
+
+def test_a_map_has_the_principal_axes_the_nearest_rows_and_the_ap_of_the_report(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aurank.evaluation.index.overview.importable", lambda name: False)
+    embedded = Embedded.load(saved / "parts")
+    is_query = np.arange(COUNT) % 2 == 0
+    labels = np.where(np.arange(COUNT) == 4, 6, embedded.labels)  # row 4 is alone in its class
+    embedded = replace(embedded, is_query=is_query, labels=labels, classes=np.array(list("abcdefg")))
+    embedded.save(tmp_path / "rows.npz")
+    said: list[str] = []
+    how, every = RunOptions(device="cpu", say=said.append), ImageSelection(split="all")
+    embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", every, out=tmp_path / "map.parquet", map="2d", running=how)
+    table = pyarrow.parquet.read_table(tmp_path / "map.parquet")
+    assert said == ["x, y: PCA"]
+
+    rows = np.stack(table["vector"].to_numpy()).astype(np.float64)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    left, values, _ = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
+    for axis, name in enumerate("xy"):
+        expected = left[:, axis] * values[axis]
+        coordinate = table[name].to_numpy()
+        np.testing.assert_allclose(coordinate * np.sign(coordinate @ expected), expected, atol=1e-12)
+
+    distances = 1 - rows @ rows.T
+    np.fill_diagonal(distances, np.inf)
+    nearest = np.argsort(distances, axis=1)[:, :10]
+    lists = table["neighbors"].to_pylist()
+    assert [each["ids"] for each in lists] == nearest.tolist()
+    np.testing.assert_allclose(
+        [each["distances"] for each in lists], np.take_along_axis(distances, nearest, axis=1), atol=1e-12
+    )
+
+    report = embedded.evaluate()
+    expected_ap = dict(zip(np.flatnonzero(is_query)[report.per_query["query"]], report.per_query["ap"], strict=True))
+    assert len(expected_ap) == is_query.sum() - 1
+    assert table["ap"].to_pylist() == [expected_ap.get(row) for row in range(COUNT)]
+    again = vars(Embedded.load(tmp_path / "map.parquet"))
+    for name, column in vars(embedded).items():
+        assert np.array_equal(again[name], np.asarray(column)) or (again[name] is column is None), name
+
+
+def test_a_map_of_rows_without_positives_has_no_ap(saved: Path, tmp_path: Path) -> None:
+    embedded, every = Embedded.load(saved / "parts").select(np.arange(6)), ImageSelection(split="all")  # of 6 classes
+    embedded.save(tmp_path / "rows.npz")
+    model = f"embeddings:{tmp_path / 'rows.npz'}"
+    embed_to_folder(model, every, out=tmp_path / "map.parquet", map="2d", running=HOW)
+    table = pyarrow.parquet.read_table(tmp_path / "map.parquet")
+    assert table["ap"].null_count == 6
+    assert [sorted([row, *each["ids"]]) for row, each in enumerate(table["neighbors"].to_pylist())] == [[*range(6)]] * 6
+    with pytest.raises(UserError, match=r"again\.npz is not: give --out FILE\.parquet"):
+        embed_to_folder(model, every, out=tmp_path / "new" / "again.npz", map="2d")
+    assert not (tmp_path / "new").exists()
 
 
 def page(path: Path) -> str:
