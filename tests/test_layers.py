@@ -218,7 +218,8 @@ def prints_or_exits(path: Path) -> set[str]:
 def test_only_the_command_line_prints_or_exits() -> None:
     for path in FILES:
         if not within(module_name(path), "aurank.cli") and module_name(path) != "aurank.__main__":
-            assert not prints_or_exits(path), path
+            of_workers = {"os._exit"} if path.name == "server.py" else set[str]()  # which must not end slowly
+            assert not prints_or_exits(path) - of_workers, path
 
 
 def test_every_place_names_the_same_oldest_python() -> None:

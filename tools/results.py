@@ -45,7 +45,6 @@ RECIPE = (
     *("SOPRC, no semi-variance, π 0.5, 240 steps", "SupCon, no warm-up", "SupCon, weight decay 0.05"),
     *("SupCon, 8 photos a class", "SupCon, head rate × 10", "SupCon, rate 1e-3"),
 )
-RATES = ("SupCon, 2e-4, 0.07", "SupCon, 2e-4, 0.1", "SOPRC", "SupCon, 1e-4, 0.1")
 UPGRADE = (
     *("new on new", "new on old, mapped", "old on old"),
     *("compatible, new on new", "compatible, new on old"),
@@ -73,12 +72,6 @@ TABLES = {
         ("mAUPRC", "grocery_recipe", "", "mAUPRC", SEEDS),
         ("Recall@1", "grocery_recipe", "", "Recall@1", MEAN),
         ("minus SupCon", "grocery_recipe", "", "minus SupCon", BOTH),
-    ),
-    "rates": (
-        ("training", {name: name for name in RATES}),
-        ("mAUPRC", "grocery_rates", "", "mAUPRC", SEEDS),
-        ("Recall@1", "grocery_rates", "", "Recall@1", MEAN),
-        ("minus SOPRC", "grocery_rates", "", "minus SOPRC", CLASSES),
     ),
     "teacher": (
         ("training", {name: name for name in ("SupCon and distilled", "distilled", "SupCon")}),
