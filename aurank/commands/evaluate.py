@@ -32,7 +32,7 @@ from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.evaluate import EvaluateOptions
 from aurank.evaluation.index.neighbours import check_index, check_rows
 from aurank.evaluation.index.overview import class_cosines, farthest_first
-from aurank.evaluation.inputs import byte_count
+from aurank.evaluation.inputs import byte_count, numbered
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
@@ -250,8 +250,8 @@ def mine_model(
     images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
     require_choice("distance", distance, DISTANCES)
     known = None if labelled is None else Embedded.load(labelled)
-    if by == "uncertain" and (known is None or len(np.unique(known.labels)) < 2):
-        raise UserError("--by uncertain needs --labelled FILE: embeddings of labelled images, of two classes or more")
+    if by == "uncertain" and (known is None or known.multi_label or len(np.unique(known.labels)) < 2):
+        raise UserError("--by uncertain needs --labelled FILE: embeddings of images, one label each, of two classes")
     source, prepared = split_name(model)[1], None
     if model.startswith("embeddings:"):
         embedded, notes = saved_embeddings(model, source, labels, images)
@@ -312,10 +312,12 @@ def _choose(rows: Rows, paths: np.ndarray, count: int, by: str, known: Embedded 
     for side, embeddings in (("query", rows), ("labelled", labelled)):
         check_rows(embeddings, side=side, distance="cosine")
     if known is not None and by == "uncertain":
-        cosine, nearest = class_cosines(rows, labelled, known.labels, 2)
+        labels, _, texts = numbered(known.labels, None, name="label")
+        cosine, nearest = class_cosines(rows, labelled, np.asarray(labels), 2)
         margin = cosine[:, 0] - cosine[:, 1]
         chosen = np.argsort(margin, kind="stable")[:count]
-        names = nearest[chosen] if known.classes is None else known.classes[nearest[chosen]]
+        classes = known.classes if texts is None else texts
+        names = nearest[chosen] if classes is None else classes[nearest[chosen]]
         columns = {"margin": margin[chosen], "nearest": names[:, 0], "second": names[:, 1]}
     else:
         covered = np.inf if known is None else _distance(rows, labelled)
@@ -373,6 +375,8 @@ def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSe
     options = [option for option in images.given if option not in (_KEEP, split_option)]
     if options and protocol is None:
         raise UserError(f"{options[0]} has no use with --model {model}: saved embeddings bring their own labels")
+    if labels is not None and is_collection(path):
+        raise UserError(f"--labels {labels} has no use with {path}, which brings its own classes")
     embedded = read_collection(path) if is_collection(path) else Embedded.load(Path(path), labels)
     several = embedded.splits is not None and len(set(embedded.splits.tolist())) > 1
     if images.split is not None and embedded.splits is None:

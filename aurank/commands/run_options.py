@@ -174,6 +174,8 @@ def prepare_model(
 ) -> PreparedModel:
     name, model = model, fetched(model)
     kind, location = split_name(model)
+    if kind == "embeddings":
+        raise UserError(f"--model {model}: these are embeddings already; name a model")
     if labels is not None:
         raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
     is_trained = kind == "aurank" and not is_stored(location)

@@ -65,6 +65,8 @@ class Embedded:
         """Return the exact ``Report`` under the query and gallery flags; ``options`` go to ``aurank.evaluate``."""
         group, (query, gallery) = ProcessGroup(options.get("distributed")), self._roles
         lists = options.pop("neighbours", 0) if group.size > 1 else 0
+        if options.get("positives", "") is None:  # the usual ones, of listed pairs these
+            del options["positives"]
         above: dict[str, Any] = {}
         if self.super_labels is not None:
             above = {"super_labels": self.super_labels[query]}

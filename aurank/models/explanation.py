@@ -74,6 +74,8 @@ def explain(model: ImageModel, query: Photo, images: Sequence[Photo]) -> list[Ex
     with torch.no_grad():
         embeddings = model.module(batch).double()
         features = network.forward_features(batch)
+    if not isinstance(features, Tensor):  # of several branches, which have class tokens
+        raise without_cells
     axis = -1 if features.ndim == 3 or getattr(network, "output_fmt", "") == "NHWC" else 1  # of channels
     cells = features.movedim(axis, -1)
     odd = torch.arange(cells[0, ..., 0].numel()).to(cells).view(cells.shape[1:-1]).unsqueeze(-1) % 2
@@ -94,8 +96,10 @@ def explain(model: ImageModel, query: Photo, images: Sequence[Photo]) -> list[Ex
         if products.ndim == 2:  # tokens, row by row, behind those of no place
             products = products[:, getattr(network, "num_prefix_tokens", 0) :]
             height = round((products.shape[1] * shown.shape[-2] / shown.shape[-1]) ** 0.5)
+            if not height or products.shape[1] % height:  # a class token that is not counted
+                raise without_cells
             products = products.reshape(2, height, -1)
-        if not products.any():
+        if products[0].numel() == 1 or not products.any():
             raise without_cells
         maps = products + (others @ constant).view(2, 1, 1) / products[0].numel()
         maps = (maps / others.norm(dim=1).prod()).double().cpu()

@@ -187,3 +187,11 @@ def test_images_without_labels_are_chosen_and_what_lacks_labels_is_refused(place
     saved = ("mine", "--model", "embeddings:rows.npz", "--out", "chosen", "--select", "5", "--labelled")
     assert "--labelled has 4 numbers a row, the model 3" in aurank.refused(*saved, "wide.npz")
     assert "row 1 of the labelled embeddings is all zeros" in aurank.refused(*saved, "zero.npz")
+    several = {"labels": [0, 1], "classes": ["red|blue", "red"], "multi_label": True}
+    np.savez("several.npz", embeddings=np.eye(3)[:2], **several)
+    assert "one label each" in aurank.refused(*saved, "several.npz", "--by", "uncertain")
+    np.savez("named.npz", embeddings=np.eye(3)[[0, 0, 1, 1]], labels=["rose", "rose", "sky", "sky"])
+    aurank.done(*saved, "named.npz", "--by", "uncertain")
+    table = list(csv.DictReader(Path("chosen/selected.csv").read_text("utf-8").splitlines()))
+    assert {row["nearest"] for row in table} | {row["second"] for row in table} == {"rose", "sky"}
+    assert "these are embeddings already; name a model" in aurank.refused("embed", *saved[1:3], "--out", "parts")

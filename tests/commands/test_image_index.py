@@ -61,6 +61,8 @@ def test_rows_classes_and_thresholds_choose_what_is_found(made: Path) -> None:
     assert 7 not in {hit.row for hit in everything}
     least = everything[4].score
     assert index.search_rows([7], k=100, threshold=least)[0] == everything[:5]
+    with pytest.raises(UserError, match="threshold must be a number"):
+        index.search_rows([0], threshold=float("nan"))
     some = index.search_rows([7], k=100, classes=["c0", "c2"])[0]
     expected = [hit for hit in everything if hit.class_name in ("c0", "c2")]
     assert [hit.row for hit in some] == [hit.row for hit in expected]

@@ -64,6 +64,7 @@ def test_a_model_is_fitted_on_the_training_images_alone(tmp_path: Path) -> None:
     [
         ({"postprocess": "whiten"}, "has to be fitted on training rows: .* or --fit-on FILE"),
         ({"postprocess": "whitten"}, "post-processing step .* 'whitten'"),
+        ({"fit_on": Path("train.npz")}, "--fit-on train.npz goes with --postprocess"),
         ({"postprocess": "query_expansion", "fit_on": Path("train.npz")}, "no step of 'query_expansion' has anything"),
         ({"postprocess": "missing.safetensors"}, "missing.safetensors: cannot be read"),
     ],

@@ -211,6 +211,8 @@ def test_its_embeddings_are_measured_and_its_scores_calibrated(made: Path) -> No
     sides = ((MODEL, images), (f"embeddings:{address}", None))
     by_model, by_rows = (evaluate_model(model, data).metrics for model, data in sides)
     assert by_rows == pytest.approx(by_model)
+    with pytest.raises(UserError, match="which brings its own classes"):
+        evaluate_model(f"embeddings:{address}", labels=Path("labels.npy"))
     by_model, by_rows = (calibrate_model(model, data, false_match_rate=0.05).threshold for model, data in sides)
     assert by_rows == pytest.approx(by_model)
 

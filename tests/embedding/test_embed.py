@@ -242,3 +242,11 @@ def test_pixels_are_centred_so_that_paper_makes_no_two_drawings_alike() -> None:
     np.testing.assert_allclose(rows.mean(axis=1), 0, atol=1e-6)
     assert cosine(rows[0], rows[1]) == pytest.approx(-1 / 7)  # 0.5 without centring
     assert cosine(rows[0], rows[2]) == pytest.approx(-1)
+
+
+def test_the_usual_positives_of_a_listed_set_are_those_listed() -> None:
+    rows, labels = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32), np.repeat(np.arange(3), 4)
+    is_query, everywhere = np.arange(12) % 4 == 0, np.full(12, -1)
+    sides = {"paths": np.full(12, ""), "is_query": is_query, "is_gallery": ~is_query, "groups": everywhere}
+    embedded = Embedded(rows, labels, np.arange(12), **sides, positives=np.array([[0, 5], [4, 9], [8, 1]]))
+    assert embedded.evaluate(positives=None).mauprc == embedded.evaluate().mauprc

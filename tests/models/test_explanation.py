@@ -99,7 +99,10 @@ def test_a_network_that_is_not_linear_in_its_cells_says_so(options: dict[str, An
         assert (abs(why.share - 1) < 1e-4) == (share == 1)
 
 
-@pytest.mark.parametrize("name", ["timm:test_vit,pretrained=false", "mine"])
+BRANCHES = [f"timm:{name},pretrained=false" for name in ("crossvit_9_240", "pit_ti_224", "volo_d1_224")]
+
+
+@pytest.mark.parametrize("name", ["timm:test_vit,pretrained=false", "mine", *BRANCHES])
 def test_a_network_without_cells_is_named(name: str) -> None:
     model = model_of(nn.Flatten(), 8) if name == "mine" else aurank.load(name)
     with pytest.raises(UserError, match=f"^{name} has no cells"):

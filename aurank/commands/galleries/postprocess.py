@@ -17,6 +17,8 @@ from aurank.files import reading
 def read_steps(postprocess: str | None, fit_on: Path | None, distance: str) -> PostProcessing | None:
     """Return the steps that a text names, or that a file holds, fitted on the rows of `fit_on` where that is given."""
     if postprocess is None:
+        if fit_on is not None:
+            raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
         return None
     is_file = postprocess.endswith(".safetensors")
     steps = PostProcessing.load(postprocess) if is_file else PostProcessing.parse(postprocess, distance=distance)

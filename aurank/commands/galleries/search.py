@@ -256,6 +256,8 @@ class ImageIndex:
         if not len(queries):
             return []
         classes, threshold = options.get("classes"), options.get("threshold")
+        if threshold is not None and not np.isfinite(threshold):
+            raise UserError(f"the threshold must be a number, got {threshold}")
         least = -np.inf if threshold is None else threshold
         self.require_classes(classes or ())
         nearest_rows, scores = self.rows.nearest(
