@@ -249,6 +249,7 @@ def mine_model(
     """
     images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
     require_choice("distance", distance, DISTANCES)
+    require_choice("by", by, ("diverse", "uncertain"))
     known = None if labelled is None else Embedded.load(labelled)
     if by == "uncertain" and (known is None or known.multi_label or len(np.unique(known.labels)) < 2):
         raise UserError("--by uncertain needs --labelled FILE: embeddings of images, one label each, of two classes")

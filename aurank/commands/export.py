@@ -225,6 +225,8 @@ def _compare(
     for file, model in written.items():
         model.module.eval()
         after, _ = dataclasses.replace(prepared, model=model, dataset=model.dataset(manifest, **how)).embed()
+        if not np.array_equal(after.ids, before.ids):
+            raise AurankError(f"{file}: other images could be read than before; export again")
         reached = measure(after)
         metrics = metrics or reached  # of the model's own file, as the card's code uses it
         difference = float(np.abs(unit(after.embeddings) - unit(before.embeddings)).max())

@@ -82,7 +82,7 @@ class Gallery:
         self._embeddings: dict[tuple[int | None, str, bytes], np.ndarray] = {}
         self.takes_texts = False
         with suppress(UserError):
-            self.takes_texts = bool(index.load_model().text)
+            self.takes_texts = bool(index.load_model().text) and self.score != "euclidean"
         self._thumbnail = lru_cache(_PICTURES)(
             lambda row: thumbnail(index.read_image(self._ids[row], on_white=True), SIDE)
         )

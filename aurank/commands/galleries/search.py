@@ -364,6 +364,8 @@ def search_photos(
     if not files and not parts:
         raise UserError("there is no photo to search with: name files, folders or zip archives, or texts")
     channels = index.load_model().channels
+    if parts and index.about["distance"] == "euclidean":
+        raise UserError("photos and words are mixed as directions: build the index with --distance cosine")
     if parts:
         rows = [index.embed_texts([part]) if isinstance(part, str) else index.embed([part]) for part in parts]
         signs = np.repeat([1.0, 1.0, -1.0], [len(group) for group in groups])
