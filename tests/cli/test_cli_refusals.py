@@ -45,7 +45,7 @@ REFUSED = {
     f"{TIMM} --data folder:photos --device cuda:77": "cpu always can",
     f"{TIMM} --data folder:photos --no-cache --cache y": "--cache does not go with --no-cache",
     f"{TIMM} --protocol sop --root .": "Stanford_Online_Products",
-    "embed --model embeddings:rows.npz --out x.npz": "no model 'embeddings:rows.npz'; expected one of timm:",
+    "embed --model embeddings:rows.npz --out parts": "these are embeddings already; name a model",
     "probe --model timm:test_resnet,pretrained=false --data table:one.csv --out x": "2 training rows or more",
     "probe --model timm:test_resnet,pretrained=false --data table:twice.csv --out x": "'photos/a/0.png' twice",
     f"{PROBE} --protocol kn": "got 'kn'",

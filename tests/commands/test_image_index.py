@@ -234,6 +234,6 @@ def test_odd_names_stay_text_and_gone_images_are_named(tmp_path: Path) -> None:
     (tmp_path / "odd" / ODD[0]).unlink()
     page = results_page(index, search_photos(index, [str(tmp_path / "new\nline.png")]))
     assert "<img src=x" not in page
-    assert "<span>&lt;img src=x onerror=alert(1)&gt;.jpg</span>" in page
+    assert "<span>&lt;img src=x onerror=alert(1)&gt;.<wbr>jpg</span>" in page
     assert "gone or unreadable: 1." in page
     assert page.count('src="data:image/') == 4

@@ -58,7 +58,7 @@ def test_a_table_is_embedded_in_parts_and_is_that_of_the_file(tmp_path: Path) ->
     for name in ("rows.parquet", "again.parquet"):
         for column, values in vars(Embedded.load(tmp_path / name)).items():
             assert np.array_equal(values, once[column]), column
-    with pytest.raises(UserError, match="no model 'embeddings:"):
+    with pytest.raises(UserError, match="these are embeddings already; name a model"):
         embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", out=tmp_path / "parts")
 
 

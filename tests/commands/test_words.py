@@ -171,7 +171,7 @@ def test_words_stay_text_in_a_page_and_in_json(index: ImageIndex) -> None:
     assert "כחול mug" in page
     assert "is gone" not in page
     (mixed,) = search_photos(index, with_photos=[f"{index.folder}/../photos/red/5.png"], texts=["<i>but", "blue"])
-    assert "red/<wbr>5.png +1 × “&lt;i&gt;but” +1 × “blue”</p>" in results_page(index, [mixed])
+    assert "red/<wbr>5.<wbr>png +1 × “&lt;i&gt;but” +1 × “blue”</p>" in results_page(index, [mixed])
     assert TEXTS[4] in json.loads(results_json(index, results))["photos"][0]["photo"]
 
 

@@ -159,7 +159,6 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
 ]
 PROXY_CALLS: list[tuple[str, Callable[[str], object]]] = [
     ("label 7 is none of the loss's 4 classes", lambda name: proxies(name, ROWS, LABELS.where(LABELS == 0, 7))),
-    ("leave out ref_emb", lambda name: proxies(name, ROWS, LABELS, **REFERENCES)),
     ("takes no references", lambda name: memory(LOSSES[name](num_classes=4, embedding_size=5))),
     ("num_classes", lambda name: LOSSES[name](num_classes=0, embedding_size=5)),
     ("embedding_size=5, got 4", lambda name: proxies(name, ROWS[:, :4], LABELS)),
@@ -186,6 +185,8 @@ def test_a_call_that_cannot_be_is_refused_with_the_name(word: str, call: Callabl
 def test_a_loss_of_proxies_refuses_too(name: str, word: str, call: Callable[[str], object]) -> None:
     with pytest.raises(UserError, match=word):
         call(name)
+    with pytest.raises(ValueError, match="ref_emb is not supported"):  # in PML's words
+        proxies(name, ROWS, LABELS, **REFERENCES)
 
 
 @pytest.mark.parametrize("references", [(), (OTHERS, OTHER_LABELS)], ids=["batch", "references"])
