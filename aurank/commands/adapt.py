@@ -203,7 +203,8 @@ class _Search:
             except UserError as error:
                 reason, cost = f"({first_line(error).rpartition('; ')[2]})", 0.0
             if not reason and expected + final > left:
-                reason = f"for lack of time: --hours {np.ceil((full + expected + final) / 36) / 100:.2f} is enough"
+                enough = np.ceil((full + expected + final) / 36) / 100
+                reason = f"for lack of time: --hours {enough:.2f} is enough, with the final training"
             elif not reason:
                 left, reserved = left - expected, final
             full += all_folds * cost
@@ -236,7 +237,7 @@ class _Search:
         if name != PUBLISHED:
             change = ap - np.concatenate(best["ap"][: step["folds"]])
             difference, two_sided = _with_interval(change, queries), over_seeds(change)[2]  # of classes here
-            p = 1.0 if two_sided is None or change.mean() <= 0 else two_sided / 2
+            p = 1.0 if two_sided is None else two_sided / 2 if change.mean() > 0 else 1 - two_sided / 2
             tried = sum(not each["reason"] for each in self.saved["steps"][1:])
             is_better = difference[1] > 0 and p < ALPHA / tried
             step |= {"against": best["name"], "difference": difference, "p": p, "kept": is_better}

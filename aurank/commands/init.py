@@ -95,7 +95,7 @@ def write_first_configuration(
     commands = [*adapting, f"aurank doctor {name}", *measuring, *training, *index]
     following = [f"written, with a reason beside each choice: {out}. To go on:", *(f"  {line}" for line in commands)]
     if ",input_size" in model and ",weights=" not in model:
-        following.append(f"Without network take a file of weights: aurank train {name} model.weights=FILE")
+        following.append("Without network take a file of weights: add model.weights=FILE to adapt and train")
     return "\n".join([*_seen(manifest, sizes, unreadable), *following])
 
 

@@ -235,7 +235,9 @@ def test_what_is_not_tried_for_lack_of_time_says_which_hours_are_enough(plan: Pl
     hours = []
     for name in ("LoRA", "fine-tuning", "average of 3 seeds"):
         step = plan(0.02)[name]
-        match = re.fullmatch(r"for lack of time: --hours (\d+\.\d\d) is enough", step["reason"])
+        match = re.fullmatch(
+            r"for lack of time: --hours (\d+\.\d\d) is enough, with the final training", step["reason"]
+        )
         assert match is not None
         hours.append(float(match[1]) + 0.01)  # the features are timed anew
         assert plan(hours[-1])[name]["folds"] > 0
