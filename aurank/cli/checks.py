@@ -22,10 +22,10 @@ def _exists(path: Path | str) -> bool:
     return False
 
 
-def require_exists(*paths: Path | str) -> None:
+def require_exists(*paths: Path | str, remedy: str = "correct the path") -> None:
     for path in paths:
         if not _exists(path):
-            raise UserError(f"{path}: there is no such file or folder in {Path.cwd()}; correct the path")
+            raise UserError(f"{path}: there is no such file or folder in {Path.cwd()}; {remedy}")
 
 
 def require_search(index: str) -> None:
@@ -35,7 +35,8 @@ def require_search(index: str) -> None:
 
 _CHECKS: dict[str, Callable[[Any], None]] = {
     **dict.fromkeys(("labels", "fit_on", "negatives", "embeddings", "ranges", "file", "images"), require_exists),
-    **dict.fromkeys(("reports", "with_photos", "without"), lambda files: require_exists(*files)),
+    **dict.fromkeys(("reports", "with_photos"), lambda files: require_exists(*files)),
+    "without": lambda files: require_exists(*files, remedy="leave out words by --text and a weight below 0"),
     "index": require_search,
     "html": lambda page: require_writable(page, suffix=".html", option="--html"),
     "trace": lambda trace: require_writable(trace, suffix=".json", option="--trace"),

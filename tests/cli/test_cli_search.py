@@ -83,10 +83,11 @@ def test_words_and_photos_are_options_of_one_query(aurank: Shell) -> None:
         ([], "FOLDER needs PHOTOS or --photo or --text or --not: they say what is looked for"),
         (["photos", "--text", "red mug"], "PHOTOS does not go with --text: name photos of one query by --photo"),
         (["photos", "--weights", "2"], "PHOTOS does not go with --weights: name photos of one query by --photo"),
-        (["--not", "photos/gone.png"], "photos/gone.png: there is no such photo"),
+        (["--not", "photos/gone.png"], "photos/gone.png: there is no such file"),
         (["--photo", "photos/c1/2.png", "--weights", "1,2"], "2 weights for 1 photos and texts"),
     ):
         code, _, err = aurank("search", "index", *given)
+        assert "--not" not in given or "leave out words by --text and a weight below 0" in err
         assert (code, err[: len(message) + 7]) == (2, f"error: {message}")
         assert err.count("\n") == 1
 

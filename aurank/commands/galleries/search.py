@@ -359,8 +359,6 @@ def search_photos(
         [('red.png', 'red.png')]
     """
     files, results = find_photos(photos), list[PhotoHits]()
-    if wordless := [name for name in without if not Path(name).exists()]:
-        raise UserError(f"--not {wordless[0]}: there is no such photo; leave out words by --text and a weight below 0")
     groups = find_photos(with_photos), texts, find_photos(without)
     parts = [part for group in groups for part in group]
     if not files and not parts:
