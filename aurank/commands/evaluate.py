@@ -250,8 +250,8 @@ def mine_model(
     images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
     require_choice("distance", distance, DISTANCES)
     require_choice("by", by, ("diverse", "uncertain"))
-    known = None if labelled is None else Embedded.load(labelled)
-    if by == "uncertain" and (known is None or known.multi_label or len(np.unique(known.labels)) < 2):
+    examples = None if labelled is None else Embedded.load(labelled)
+    if by == "uncertain" and (examples is None or examples.multi_label or len(np.unique(examples.labels)) < 2):
         raise UserError("--by uncertain needs --labelled FILE: embeddings of images, one label each, of two classes")
     source, prepared = split_name(model)[1], None
     if model.startswith("embeddings:"):
@@ -276,7 +276,7 @@ def mine_model(
     images_named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
     if select is not None:
         count = min(select, len(images_named))
-        table, coverage = _choose(embedded.embeddings, images_named, count, by, known)
+        table, coverage = _choose(embedded.embeddings, images_named, count, by, examples)
         if out is not None:
             write_text(out / "selected.csv", csv_text([table, *zip(*table.values(), strict=True)]))
         return table, f"{count:,} of {len(images_named):,} images of {source}, {by}: {coverage}"
@@ -306,27 +306,27 @@ def mine_model(
     return table, report
 
 
-def _choose(rows: Rows, paths: np.ndarray, count: int, by: str, known: Embedded | None) -> tuple[Table, str]:
-    labelled = np.asarray(rows[:0] if known is None else known.embeddings)
+def _choose(rows: Rows, paths: np.ndarray, count: int, by: str, examples: Embedded | None) -> tuple[Table, str]:
+    labelled = np.asarray(rows[:0] if examples is None else examples.embeddings)
     if labelled.shape[1] != rows.shape[1]:
         raise UserError(f"--labelled has {labelled.shape[1]} numbers a row, the model {rows.shape[1]}: use one model")
     for side, embeddings in (("query", rows), ("labelled", labelled)):
         check_rows(embeddings, side=side, distance="cosine")
-    if known is not None and by == "uncertain":
-        labels, _, texts = numbered(known.labels, None, name="label")
+    if examples is not None and by == "uncertain":
+        labels, _, texts = numbered(examples.labels, None, name="label")
         cosine, nearest = class_cosines(rows, labelled, np.asarray(labels), 2)
         margin = cosine[:, 0] - cosine[:, 1]
         chosen = np.argsort(margin, kind="stable")[:count]
-        classes = known.classes if texts is None else texts
+        classes = examples.classes if texts is None else texts
         names = nearest[chosen] if classes is None else classes[nearest[chosen]]
         columns = {"margin": margin[chosen], "nearest": names[:, 0], "second": names[:, 1]}
     else:
-        covered = np.inf if known is None else _distance(rows, labelled)
+        covered = np.inf if examples is None else _distance(rows, labelled)
         chosen, distance = farthest_first(rows, count, covered)
         columns = {"distance": distance}
     draws = [np.random.default_rng(seed).choice(len(rows), count, replace=False) for seed in range(5)]
     largest, *random = (_distance(rows, np.concatenate([labelled, rows[choice]])).max() for choice in (chosen, *draws))
-    of = "one" if known is None else "one or a labelled image"
+    of = "one" if examples is None else "one or a labelled image"
     compared = f"{np.mean(random):.4f} for as many at random, the mean of 5 draws"
     return {"path": paths[chosen], **columns}, f"no image is farther than {largest:.4f} from a chosen {of}; {compared}"
 

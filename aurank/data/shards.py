@@ -173,10 +173,10 @@ def read_shards(folder: Path) -> dict[str, Any]:
                 counts = lists.value_lengths().to_pylist()
                 gallery = np.asarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
                 ids = arrays["ids"] if is_table else np.arange(len(table))
-                known, numbers = np.unique(np.concatenate([ids, gallery]), return_inverse=True)  # ids may be huge
+                names, numbers = np.unique(np.concatenate([ids, gallery]), return_inverse=True)  # ids may be huge
                 queries = np.repeat(numbers[: len(ids)], counts)
                 pairs = np.stack([queries, numbers[len(ids) :]], axis=1)
-                arrays[name] = pairs_among(pairs, numbers[: len(ids)], len(known))
+                arrays[name] = pairs_among(pairs, numbers[: len(ids)], len(names))
     texts = {name: getattr(record, name) for name in ("classes", "made_by", "group_names")}
     arrays |= {name: np.array(text, dtype=np.str_) for name, text in texts.items() if text is not None}
     return arrays | ({"multi_label": np.array(True)} if record.multi_label else {})

@@ -46,7 +46,8 @@ def explain(model: ImageModel, query: Photo, images: Sequence[Photo]) -> list[Ex
 
     With average pooling and a linear head an embedding is a sum over cells, z = Σ (W f_c + b) / C, so a cosine is one
     over pairs of cells, and a map has the sums of its rows. Any other head is linearised at the image: gradient times
-    activation of the cells. A layer norm behind the pooling divides an image by a number, here a constant.
+    activation of the cells. A mean over mirror images and sizes is explained by its first view, which is not exact
+    either. A layer norm behind the pooling divides an image by a number, here a constant.
 
     Raises:
         UserError: a photo cannot be read, or the network is not timm's, or takes its embedding from a class token.
@@ -83,7 +84,9 @@ def explain(model: ImageModel, query: Photo, images: Sequence[Photo]) -> list[Ex
     with _ConstantScale():
         outputs = nn.Sequential(*last)(network.forward_head(cells.movedim(-1, axis)))
     constant, half, other_half = outputs[-3:].detach()
-    is_exact = bool((half + other_half - constant - outputs[0]).norm() < 1e-4 * outputs[0].norm())
+    is_linear = (half + other_half - constant - outputs[0]).norm() < 1e-4 * outputs[0].norm()
+    alone = functional.normalize(outputs[:-3].detach().double(), dim=1)  # of one view
+    is_exact = bool(is_linear and (functional.normalize(embeddings, dim=1) - alone).norm(dim=1).max() < 1e-4)
     grey = shown.mean(dim=1)
     low, high = grey.amin(dim=(1, 2), keepdim=True), grey.amax(dim=(1, 2), keepdim=True)
     views = (255 * (grey - low) / (high - low)).nan_to_num().byte().numpy()

@@ -102,6 +102,14 @@ def test_a_network_that_is_not_linear_in_its_cells_says_so(options: dict[str, An
 BRANCHES = [f"timm:{name},pretrained=false" for name in ("crossvit_9_240", "pit_ti_224", "volo_d1_224")]
 
 
+def test_a_mean_over_views_is_not_explained_in_full_by_one() -> None:
+    images = noise(2, 64)
+    plain, flipped = (aurank.load(f"timm:test_resnet,pretrained=false{views}") for views in ("", ",flip=true"))
+    (whole,), (of_one_view,) = (explain(model, images[0], [images[1]]) for model in (plain, flipped))
+    assert (whole.is_exact, of_one_view.is_exact) == (True, False)
+    assert np.array_equal(whole.maps, of_one_view.maps)
+
+
 @pytest.mark.parametrize("name", ["timm:test_vit,pretrained=false", "mine", *BRANCHES])
 def test_a_network_without_cells_is_named(name: str) -> None:
     model = model_of(nn.Flatten(), 8) if name == "mine" else aurank.load(name)
