@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from aurank.commands import RunOptions, evaluate_model, examine_embeddings
 from aurank.commands.report import Measurement, evaluation_page, examine_measured
 from aurank.embedding import ImageSelection
 from aurank.embedding.embedded import Embedded
+from aurank.evaluation import Report
 
 
 def embedded(rows: np.ndarray, labels: np.ndarray, is_query: np.ndarray | None = None) -> Embedded:
@@ -67,29 +69,28 @@ def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "too many rows and classes" in " ".join(examined["left_out"])
 
 
+def evaluated(folder: Path, neighbours: int) -> tuple[Report, Measurement]:
+    """Measure eight photos of four classes, and what else is in their folders."""
+    write_tree(folder, [f"{'abcd'[row // 2]}/{row}.png" for row in range(8)], height=32, width=32)
+    made: dict[str, Any] = {}
+    images = ImageSelection(f"folder:{folder}", overrides=["data.on_error=skip", "data.odd_classes=keep"])
+    running = RunOptions(finished=made.__setitem__)
+    report = evaluate_model("timm:test_resnet,pretrained=false", images, running=running, neighbours=neighbours)
+    return report, made["measured"]
+
+
 @pytest.mark.slow
 def test_images_that_were_skipped_are_a_finding(tmp_path: Path) -> None:
-    write_tree(tmp_path, [f"{'abcd'[row // 2]}/{row}.png" for row in range(8)], height=32, width=32)
+    (tmp_path / "a").mkdir()
     (tmp_path / "a" / "broken.png").write_bytes(b"no image")
-    made: dict[str, object] = {}
-    images = ImageSelection(f"folder:{tmp_path}", overrides=["data.on_error=skip", "data.odd_classes=keep"])
-    running = RunOptions(finished=made.__setitem__)
-    report = evaluate_model("timm:test_resnet,pretrained=false", images, running=running, neighbours=3)
-    measured = made["measured"]
-    assert isinstance(measured, Measurement)
+    report, measured = evaluated(tmp_path, neighbours=3)
     found = examine_measured(report, measured)["findings"][0]
     assert (found.check, found.count, found.examples) == ("unreadable images", 1, ("a/broken.png",))
     assert measured.images.sha256[:16] in Elements(evaluation_page(report, measured)).text
 
 
 def test_the_first_queries_of_a_list_are_explained_with_their_first_wrong_and_right_image(tmp_path: Path) -> None:
-    write_tree(tmp_path, [f"{'abcd'[row // 2]}/{row}.png" for row in range(8)], height=32, width=32)
-    made: dict[str, object] = {}
-    images = ImageSelection(f"folder:{tmp_path}", overrides=["data.odd_classes=keep"])
-    running = RunOptions(finished=made.__setitem__)
-    report = evaluate_model("timm:test_resnet,pretrained=false", images, running=running, neighbours=7)
-    measured = made["measured"]
-    assert isinstance(measured, Measurement)
+    report, measured = evaluated(tmp_path, neighbours=7)
     page = evaluation_page(report, measured)
     worst = page[page.index("Worst queries") : page.index("Median queries")]
     assert worst.count('<li class="alike"><img') == 4

@@ -7,10 +7,8 @@ import pytest
 from PIL import Image
 
 from aurank.commands import evaluate_model
-from aurank.commands.run_options import RunOptions
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
-from aurank.evaluation import PostProcessing
 
 MODEL = "timm:test_vit,pretrained=false"
 GENERATOR = np.random.default_rng(0)
@@ -36,21 +34,6 @@ def write_table(folder: Path, *, splits: tuple[str, ...]) -> ImageSelection:
     return ImageSelection(f"table:{folder / 'images.csv'}", split="test")
 
 
-def test_saved_embeddings_are_fitted_on_a_file(saved: str, tmp_path: Path) -> None:
-    found: dict[str, object] = {}
-    running = RunOptions(finished=found.__setitem__)
-    report = evaluate_model(
-        saved, postprocess="whiten:dim=3, query_expansion:k=2", fit_on=tmp_path / "train.npz", running=running
-    )
-    assert report.postprocessing["fitted_rows"] == 25
-    assert report.postprocessing["plain"] == evaluate_model(saved).metrics
-    steps = found["postprocessing"]
-    assert isinstance(steps, PostProcessing)
-    steps.save(tmp_path / "steps.safetensors")
-    again = evaluate_model(saved, postprocess=str(tmp_path / "steps.safetensors"))
-    assert (again.metrics, again.postprocessing) == (report.metrics, report.postprocessing)
-
-
 @pytest.mark.slow
 def test_a_model_is_fitted_on_the_training_images_alone(tmp_path: Path) -> None:
     images = write_table(tmp_path, splits=("train", "test"))
@@ -63,7 +46,6 @@ def test_a_model_is_fitted_on_the_training_images_alone(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"postprocess": "whiten"}, "has to be fitted on training rows: .* or --fit-on FILE"),
-        ({"postprocess": "whitten"}, "post-processing step .* 'whitten'"),
         ({"fit_on": Path("train.npz")}, "--fit-on train.npz goes with --postprocess"),
         ({"postprocess": "query_expansion", "fit_on": Path("train.npz")}, "no step of 'query_expansion' has anything"),
         ({"postprocess": "missing.safetensors"}, "missing.safetensors: cannot be read"),
