@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from testing.galleries import COLOURS, EVIL, write_coloured
+from testing.galleries import COLOURS, write_coloured
 
 from aurank.commands import ImageIndex, build_index
 from aurank.embedding import ImageSelection
@@ -125,15 +125,6 @@ def test_an_image_that_went_missing_is_said_without_its_folder(index: ImageIndex
         kept.rename(place)
     assert answer.status_code == 404
     assert answer.json() == {"error": f"image {row} (green/5.png) is gone or cannot be decoded"}
-
-
-def test_names_that_mean_harm_stay_text(client: TestClient) -> None:
-    names = [one["name"] for one in client.get("/api/images", params={"limit": 100}).json()["images"]]
-    assert {f"red/{name}" for name in EVIL} <= set(names)
-    raw = client.get("/api/images", params={"limit": 100})
-    assert "\x1b" not in raw.text
-    assert raw.headers["content-type"] == "application/json"
-    assert raw.headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize(

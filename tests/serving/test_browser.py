@@ -297,21 +297,6 @@ def test_equal_names_show_the_folders_that_differ_and_a_cut_list_says_so(neighbo
     neighbours.until("Nearest images", "1–24 of the nearest 29")
 
 
-def test_a_table_that_scrolls_ends_with_a_whole_row_and_says_so(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).normal(size=(120, 4))
-    (tmp_path / "report.html").write_text(report_page(aurank.evaluate(rows, np.arange(120) % 40)), encoding="utf-8")
-    browser.get((tmp_path / "report.html").as_uri())
-    said = Page(browser).one("#classes .more").text
-    seen = browser.execute_script(
-        "const box = document.querySelector('#classes .scroll'), end = box.getBoundingClientRect().bottom;"
-        "return [...box.querySelectorAll('tbody tr')].map(row => row.getBoundingClientRect())"
-        ".filter(row => row.top < end - 2).map(row => row.bottom <= end)"
-    )
-    assert all(seen)
-    assert 10 < len(seen) < 40
-    assert said == f"↓ {40 - len(seen)} more rows: scroll in the table"
-
-
 def test_a_page_is_as_wide_as_its_screen_and_folded_on_a_phone(browser: webdriver.Chrome, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(200, 4))
     report = aurank.evaluate(rows, np.arange(200) // 2, neighbours=40)
