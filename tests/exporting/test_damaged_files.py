@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from testing.galleries import graph
 
 from aurank.data import TRANSFORMS
@@ -26,12 +25,6 @@ def refusal(name: str) -> str:
     assert said.count(name) == 1
     assert "\n" not in said
     return said.removeprefix(f"{name}: ")
-
-
-def test_a_graph_is_read_with_what_is_stored_inside(tmp_path: Path) -> None:
-    stored = pack_preprocessing(PIPELINE, dim=3, is_inside=True)
-    model = load_model(graph(tmp_path / "model.onnx", stored=stored))
-    assert model.module(torch.full((2, 3, 4, 4), 7, dtype=torch.uint8)).tolist() == [[7.0] * 3] * 2
 
 
 def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
