@@ -149,10 +149,8 @@ def test_what_is_wrong_is_one_line_that_names_it(model: ImageModel, tmp_path: Pa
         r"images\[1\].*float64": lambda: model.encode([whole, np.zeros((4, 4, 3))]),
         r"images\[1\].*got Tensor": lambda: model.encode([whole, torch.zeros(3, 4, 4)]),
         "runs/x/bset": lambda: aurank.load("runs/x/bset"),
-        "'resnet18'.*timm:NAME": lambda: aurank.load("resnet18"),
         "tim:resnet18.*did you mean 'timm'": lambda: aurank.load("tim:resnet18"),
         "no model 'embeddings:": lambda: aurank.load("embeddings:rows.npz"),
-        "python:os:getcwd.*--allow-code": lambda: aurank.load("python:os:getcwd"),
         "holds 'mine.txt'": lambda: model.save(tmp_path / "full"),
         "whole.png.*is a file": lambda: model.save(whole),
     }
