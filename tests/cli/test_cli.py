@@ -169,15 +169,19 @@ def test_lines_of_progress_tell_the_time_left(
             listen("step", {"step": step, "steps": 1000, "loss": 0.5, "lr": 0.1, "images_per_second": 9})
             now[0] += 60
         listen("testing", {"images": 9})  # train.early_stopping ended it
+        for done in (3, 6):
+            now[0] += 60
+            listen("measuring", {"stage": "embedding", "done": done, "total": 9})
     with drawing.draw_stages("reading") as draw:
         for done in (10, 50, 5, 25):  # the second time from the beginning
             draw("resampling", done, 100)
             now[0] += 80
-    first, second, third, testing, last, _, again = capsys.readouterr().err.splitlines()
+    first, second, third, testing, measuring, embedding, last, _, again = capsys.readouterr().err.splitlines()
     assert first.startswith("step 100 of 1000: loss 0.5000")
     assert "left" not in first
     assert second.endswith("images/s, 0:08:00 left")
     assert third.endswith("0:07:00 left")
-    assert testing == "measuring 9 test images"
+    assert (testing, embedding) == ("measuring 9 test images", "embedding: 6 of 9, 0:01:00 left")
+    assert measuring.startswith("embedding: 3 of 9")
     assert last == "resampling: 50 of 100, 0:01:40 left"
     assert again == "resampling: 25 of 100, 0:05:00 left"

@@ -53,14 +53,6 @@ def test_a_name_that_no_table_holds_is_told(place: Path, aurank: Shell) -> None:
     assert not (place / "clean.csv").exists()
 
 
-@pytest.mark.slow
-def test_doctor_reports_on_the_data_of_a_configuration(aurank: Shell) -> None:
-    output, _ = aurank.done("doctor", "digits/soprc", "data.odd_classes=keep")
-    assert "1797 images, 10 classes, 899 test images" in output
-    assert "warning: classes in both train and test: 10" in output
-    assert "error" not in output
-
-
 def test_doctor_ends_with_exit_code_2_where_images_are_broken(aurank: Shell, tmp_path: Path) -> None:
     for name in ("train/a/1.png", "test/b/1.png"):
         (tmp_path / name).parent.mkdir(parents=True)

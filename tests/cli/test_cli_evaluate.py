@@ -10,7 +10,6 @@ import pyarrow.parquet
 import pytest
 from testing.processes import Shell
 
-from aurank.embedding import load
 from aurank.evaluation import PostProcessing, Report
 
 TIMM = (
@@ -35,14 +34,6 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def report_of(name: str) -> Report:
     return Report.load(Path(name) / "report.json")
-
-
-@pytest.mark.slow
-def test_a_model_of_another_library_that_was_saved_is_measured_by_its_folder(aurank: Shell, place: Path) -> None:
-    load(TIMM[2]).save("saved")
-    for number, model in enumerate((TIMM[2], "aurank:saved", "saved")):
-        assert aurank(*TIMM[:2], model, *TIMM[3:], "--out", str(number))[0] == 0
-    assert report_of("0").metrics == report_of("1").metrics == report_of("2").metrics
 
 
 @pytest.mark.slow
@@ -139,16 +130,6 @@ def test_steps_are_measured_beside_plain_numbers_and_kept(rows: Path, aurank: Sh
     assert aurank(*ROWS, "out", "--overwrite")[0] == 0
     assert not [path for path in (rows / "out").iterdir() if "postprocessing" in path.name]
     assert "\x1b" not in aurank.refused(*ROWS, "red", "--postprocess", "\x1b[31mred")
-
-
-@pytest.mark.slow
-def test_a_table_and_a_picture_of_codes(rows: Path, aurank: Shell) -> None:
-    words = ("--recall-at", "1,5", "--dims", "4,12", "--precision", "float32,int8,binary", "--rescore", "20")
-    said, _ = aurank.done(*ROWS, "out", *words)
-    assert "dim  precision  bytes an image  rescored  mauprc  recall@1  recall@5" in said
-    codes = report_of("out").codes
-    assert len(codes) == 11
-    assert "Shorter and coarser embeddings" in (rows / "out/report.html").read_text(encoding="utf-8")
 
 
 def test_an_incomplete_data_set_ends_with_2_and_says_what_is_missing(place: Path, aurank: Shell) -> None:

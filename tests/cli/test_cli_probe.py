@@ -111,16 +111,3 @@ def test_of_classes_of_two_images_the_neighbours_alone_are_probed(place: Path, a
     assert [path.name for path in (place / "x").iterdir()] == ["knn.json"]
     aurank.refused(*command[:-1], "y", "--protocol", "linear_probe")
     assert not (place / "y").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["knn", "linear_probe"])
-def test_text_labels_are_probed_as_the_integers_they_stand_for(protocol: str, place: Path, aurank: Shell) -> None:
-    numbers = np.arange(24) % 3
-    found = []
-    for name, labels in (("numbers", numbers), ("names", np.array(["ape", "bee", "cat"])[numbers])):
-        np.savez(place / f"{name}.npz", embeddings=np.random.default_rng(0).normal(size=(24, 3)), labels=labels)
-        command = ("probe", "--model", f"embeddings:{name}.npz", "--out", name, "--protocol", protocol)
-        assert aurank(*command)[0] == 0
-        found.append(read(place / name / f"{protocol}.json")["metrics"])
-    assert found[0] == found[1]
