@@ -59,20 +59,6 @@ def test_one_layer_is_the_transformer_of_torch() -> None:
     torch.testing.assert_close(model(tokens), expected, rtol=0, atol=1e-12)
 
 
-def test_two_towers_give_both_sides_and_the_image_tower_stays_an_encoder() -> None:
-    image = Encoder("resnet10t", dim=6, pretrained=False)
-    model = TwoTower(image, tower()).eval()
-    images, tokens = torch.randn(2, 3, 32, 32), rows([1, 7, 2], [1, 2], [1, 4, 2])
-    of_images, of_texts = model.encode_image(images), model.encode_text(tokens)
-    assert of_images.shape == (2, 6)
-    assert of_texts.shape == (3, 6)
-    assert torch.equal(image(images), of_images)
-    again = TwoTower(Encoder("resnet10t", dim=6, pretrained=False), tower(layers=2)).eval()
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again.encode_text(tokens), of_texts)
-    assert torch.equal(again.encode_image(images), of_images)
-
-
 def test_the_features_of_another_text_model_are_projected() -> None:
     other = nn.Sequential(nn.Embedding(50, 5), nn.Flatten())
     model = ProjectedText(other, width=40, dim=6)
