@@ -284,14 +284,3 @@ def test_a_data_set_without_them_is_said_to_be_of_one_level() -> None:
     with pytest.warns(AurankWarning, match="loss hierarchical_ap: digits has no super-categories, so classes alone"):
         loss = build_loss(config, build_splits(config).train)
     assert isinstance(loss, CrossBatchMemory)
-
-
-@pytest.mark.parametrize("positives", ["equal", "jaccard", 0.5])
-def test_a_configuration_says_which_sets_are_positive(positives: str | float) -> None:
-    config = read_config(tiny_config(loss={"name": "sup_con", "params": {"positives": positives}}))
-    assert build_loss(config, build_splits(config).train).positives == positives
-
-
-def test_a_configuration_has_no_other_words_for_positive_sets() -> None:
-    with pytest.raises(AurankError, match=r"params\.positives: got 'some', expected 'any', 'equal' or 'jaccard'"):
-        read_config(tiny_config(loss={"name": "sup_con", "params": {"positives": "some"}}))

@@ -40,34 +40,6 @@ def test_a_projection_that_begins_anew_is_said(tiny_run: Path, tmp_path: Path) -
         assert [line[: len(start)] for line, start in zip(said, expected, strict=True)] == expected
 
 
-def test_without_a_terminal_a_line_of_progress_comes_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(drawing.progress_line, "next_time", drawing.QUIET)
-    with drawing.draw_training() as listen:
-        for step in range(1, 101):
-            now[0] = float(step)
-            listen("step", {"step": step, "steps": 100, "loss": 0.5, "lr": 1e-3, "images_per_second": 8.0})
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in lines] == [f"step {step} of 100" for step in (*range(1, 100, 10), 100)]
-    assert lines[0] == "step 1 of 100: loss 0.5000  lr 1.0e-03  8 images/s"
-
-
-def test_without_a_terminal_measuring_the_test_images_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
-    with drawing.draw_training() as listen:
-        listen("testing", {"images": 2943})
-        for now[0] in (4.0, 9.0, 11.0, 20.0, 22.0):
-            listen("measuring", {"stage": "embedding", "done": int(now[0]) * 40, "total": 2943})
-    expected = ["embedding: 440 of 2,943, 0:01:03 left", "embedding: 880 of 2,943, 0:00:52 left"]
-    assert capsys.readouterr().err.splitlines() == ["measuring 2,943 test images", *expected]
-
-
 @pytest.mark.slow
 def test_a_training_tells_the_listener_how_far_it_is_and_the_logger_its_steps_and_notices(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
