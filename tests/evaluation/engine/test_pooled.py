@@ -93,13 +93,6 @@ def test_an_edge_between_float32_neighbours_is_told_apart() -> None:
     assert scores.negatives_at_least(edges).tolist() == [sum(one >= edge for one in negatives) for edge in edges]
 
 
-def test_memory_only_makes_tiles_smaller() -> None:
-    problem, _ = problems()["plain"]
-    small, usual = (PooledScores(problem, distance="cosine", max_memory=size) for size in ("1MiB", "1GiB"))
-    edges = usual.positives[::9]
-    assert small.negatives_at_least(edges).tolist() == usual.negatives_at_least(edges).tolist()
-
-
 def test_progress_is_told_and_no_edges_need_no_pass() -> None:
     told: list[tuple[int, int]] = []
     scores = PooledScores(
