@@ -25,7 +25,7 @@ def parser_of(usage: str | None, **defaults: Any) -> argparse.ArgumentParser:
 
 
 def resident_megabytes(field: str) -> float:
-    """VmRSS (now), VmHWM (most so far) or VmData (not only resident) of this process."""
+    """VmRSS (now), VmHWM (most so far) or RssAnon (of this process alone), as the kernel counts them."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) / 1024

@@ -1,1 +1,0 @@
-"""Damaged and hostile input: what is changed in valid files, and who reads them."""
