@@ -204,6 +204,51 @@ def test_a_graph_whose_embeddings_depend_on_the_batch_is_refused(tmp_path: Path)
     assert model.module(torch.rand(1, 3, 4, 4)).shape == (1, 3)
 
 
+class Clip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual = nn.Linear(1000, 1000)
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean(dim=(2, 3))
+
+    def encode_text(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.float().sum(1, keepdim=True) * self.weight
+
+
+def test_open_clip_takes_weights_by_tag_only_and_gives_either_tower(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def create(model: str, pretrained: str | None, **others: Any) -> nn.Module:
+        asked.append((pretrained, others))
+        return Clip().train()
+
+    library = ModuleType("open_clip")
+    vars(library).update(
+        create_model=create,
+        create_model_and_transforms=lambda model, **given: (
+            create(model, **given),
+            None,
+            lambda _: torch.ones(3, 4, 4),
+        ),
+        get_tokenizer=lambda model: lambda texts: torch.tensor([[len(text), 1] for text in texts]),
+        list_pretrained=lambda: [("ViT-B-32", "laion2b")],
+    )
+    monkeypatch.setitem(sys.modules, "open_clip", library)
+    for call, name in ((load_model, "open_clip:ViT-B-32"), (load_text_model, "open_clip:ViT-B-32,pretrained=true")):
+        with pytest.raises(UserError, match="name the weights, as in pretrained=laion2b, or pretrained=false"):
+            call(name)
+    model = load_model("open_clip:ViT-B-32,pretrained=false")
+    assert model.module(model.transform(picture())[None]).tolist() == [[1.0] * 3]
+    module, tokenise = load_text_model("open_clip:ViT-B-32,pretrained=laion2b")
+    assert module(tokenise(["owl", "a cat"])).tolist() == [[4.0] * 3, [6.0] * 3]
+    assert not module.training
+    assert sum(parameter.numel() for parameter in module.parameters()) == 3
+    load_text_model("open_clip:ViT-B-32,pretrained=laion2b", weights=False)
+    assert asked == [(None, {}), ("laion2b", {}), (None, {"pretrained_hf": False})]
+
+
 class Bert(nn.Module):
     """Each token's state is its number, and 100 more where it was told that there is none."""
 
