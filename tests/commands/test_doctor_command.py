@@ -74,7 +74,8 @@ def test_sound_collapsed_and_broken_embeddings_are_told_apart(
     rows: np.ndarray, found: list[str], tmp_path: Path
 ) -> None:
     report = examine_embeddings(save(tmp_path / "rows.npz", rows))
-    assert [str(finding.check) for finding in report.findings] == found
+    assert [error.split(":")[0] for error in report.errors] == found
+    assert (report.findings == ()) == (found == [])
     assert report.severity == 2 * len(found)
     assert report.counts == {"embeddings": len(rows), "dimensions": rows.shape[1], "classes": -(-len(rows) // 5)}
 
