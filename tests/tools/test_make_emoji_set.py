@@ -63,7 +63,7 @@ def make(out: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_emoji_set.main()
 
 
-def test_characters_of_every_style_are_classes_by_style(
+def test_characters_of_every_style_are_classes_by_style_drawn_on_white(
     packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "emoji", packages, monkeypatch)
@@ -81,12 +81,6 @@ def test_characters_of_every_style_are_classes_by_style(
     manifest = read_table(tmp_path / "emoji", file="emoji.csv")
     assert manifest.group_names == ("twemoji", "noto")
     assert len(set(manifest.super_labels)) == 3
-
-
-def test_drawings_are_on_white_at_the_size_of_the_set(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(tmp_path / "emoji", packages, monkeypatch)
     color = hashlib.sha256(b"2764-FE0F").digest()[:3]
     for style in ("twemoji", "noto"):
         with Image.open(tmp_path / "emoji" / style / "2764.png") as image:
