@@ -101,6 +101,14 @@ def test_an_address_that_others_reach_wants_a_token(tmp_path: Path, token: str |
         serve(tmp_path / "no index", port=0, host="0.0.0.0", token=token)  # said before the index is looked for
 
 
+def test_who_serves_from_python_is_told_the_address(index: ImageIndex, applications: list[Any]) -> None:
+    told: list[tuple[str, int, bool]] = []
+    serve(index.folder, port=0, host="localhost", started=lambda *values: told.append(values))
+    ((address, images, is_local),) = told
+    assert (images, is_local) == (30, True)
+    assert address.startswith("http://localhost:")
+
+
 @pytest.mark.slow
 def test_ten_clients_at_once_get_the_same_answers(index: ImageIndex) -> None:
     (content,) = (Path(index.about["sources"][0]["place"], "blue/3.png").read_bytes(),)
