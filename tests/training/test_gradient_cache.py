@@ -136,6 +136,19 @@ def test_autocast_is_repeated_in_the_second_pass(around_all: bool) -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
+def test_two_views_are_embedded_one_after_the_other_and_go_backward_together() -> None:
+    encoder = make_encoder(stateful=False)
+    cache = GradientCache(encoder.eval(), micro_batch=5)
+    views = images(), images().flip(3)
+    (cache.embed(views[0]) * cache.embed(views[1])).sum().backward()
+    cache.backward()
+    found = [parameter.grad.clone() for parameter in encoder.parameters()]
+    encoder.zero_grad()
+    (encoder(views[0]) * encoder(views[1])).sum().backward()
+    for one, parameter in zip(found, encoder.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad, rtol=1e-10, atol=1e-12)
+
+
 def test_processes_exchange_gradients_with_the_last_chunk_only() -> None:
     told: list[str] = []
 
