@@ -1,9 +1,11 @@
 """evaluate equals scikit-learn, takes what holds rows and labels, and refuses what does not."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
 import aurank
@@ -49,6 +51,16 @@ def test_a_cut_beyond_every_list_is_left_out_with_a_note() -> None:
     rows = np.eye(3, dtype=np.float32) + 1
     report = aurank.evaluate(rows[:2], [0, 1], rows, [0, 1, 1], ignore=[(0, 1)], recall_at=(3, 4))
     assert report.recall == {3: 1.0}
+
+
+def test_tensors_and_memory_maps_give_the_same_report(tmp_path: Path) -> None:
+    embeddings, labels = hard_data(5)
+    expected = aurank.evaluate(embeddings, labels).metrics
+    np.save(tmp_path / "rows.npy", embeddings)
+    assert aurank.evaluate(np.load(tmp_path / "rows.npy", mmap_mode="r"), labels.tolist()).metrics == expected
+    assert aurank.evaluate(torch.from_numpy(embeddings).requires_grad_(), torch.from_numpy(labels)).metrics == expected
+    half = torch.from_numpy(embeddings).bfloat16()
+    assert aurank.evaluate(half, labels).metrics == aurank.evaluate(half.double(), labels).metrics
 
 
 ROWS = np.eye(4, dtype=np.float32)

@@ -37,9 +37,13 @@ def test_every_definition_has_its_worked_value_in_the_docs() -> None:
 
 BY_HAND = [
     ("+ - + - -", "mauprc", (1 + 2 / 3) / 2),
+    ("+ - + - -", "map@1(min)", 1.0),
     ("+ - + - -", "map@1(r)", 1 / 2),
     ("+ - + - -", "map@3(min)", (1 + 2 / 3) / 2),
+    ("+ - + - -", "map@2(r)", 1 / 2),
     ("+ - + - -", "ndcg@2", 1 / (1 + 1 / log2(3))),
+    ("+ - + - -", "ndcg@1", 1.0),
+    ("- + - + -", "ndcg@1", 0.0),
     ("- + - + -", "map@1(min)", 0.0),
     # k beyond R and beyond the gallery: nothing is left to find, and only precision divides by k itself
     ("+ - + - -", "recall@100", 1.0),
@@ -54,9 +58,11 @@ BY_HAND = [
     ("+- +", "mrr", 1 / 2),
     ("+- +", "auroc", 0.0),
     ("++ -", "mauprc", 1.0),
+    ("- + - +", "coverage@1", 0.0),
     ("- + - +", "coverage@3", 1 / 2),
     ("- + - +", "coverage@100", 1.0),
     ("- + - +", "mrr@1", 0.0),
+    ("- + - +", "mrr@2", 1 / 2),
     ("- + - +", "trapezoid_ap", ((0 + 1 / 2) + (1 / 3 + 2 / 4)) / 2 / 2),
     ("+ + -", "trapezoid_ap", 1.0),
     ("- + - + -", "precision@1(last)", 0.0),

@@ -204,6 +204,18 @@ def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_wri
     assert evaluate_pairs(f"aurank:{tmp_path}/out/best").zero_shot is None
 
 
+@pytest.mark.slow
+def test_an_image_in_several_rows_stands_once_among_images(tmp_path: Path) -> None:
+    write_table(tmp_path, captions=2)
+    config = pairs_config(tmp_path, train={"steps": 3})
+    config["loss"]["matryoshka"] = [4, config["model"]["dim"]]
+    result = aurank.train(config, tmp_path / "out")
+    assert result.report.num_queries == 6 * 6 + 2 * 16
+    assert [code["dim"] for code in result.report.codes] == [4]
+    again = evaluate_model(f"aurank:{tmp_path}/out/best")
+    assert again.metrics == pytest.approx(result.report.metrics)
+
+
 @pytest.mark.parametrize("train_labels", ["class", "image"])
 def test_without_a_text_model_an_image_stands_once_in_every_split(tmp_path: Path, train_labels: str) -> None:
     write_table(tmp_path, captions=2)

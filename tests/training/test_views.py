@@ -116,6 +116,19 @@ def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: 
     assert aurank.train(config, tmp_path / "out", resume=True).report is None
 
 
+@pytest.mark.slow
+def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tmp_path: Path) -> None:
+    model = {"head_layers": 3, "head_width": 16, "discard_head": True}
+    config = tiny_config("smooth_ap", model=model, train={"steps": 3, "ema": 0.5}, memory={"size": 100})
+    result = aurank.train(config, tmp_path / "out")
+    assert load_checkpoint(tmp_path / "out" / "last.safetensors")["loss"]["embedding_memory"].shape == (100, 8)
+    image_model = aurank.load(tmp_path / "out" / "best")
+    encoder, transform = image_model.module, image_model.transform
+    assert encoder(transform(np.zeros((20, 20, 1), np.uint8))[None]).shape == (1, 96)  # the width of the backbone
+    report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}")
+    assert report.metrics == result.report.metrics
+
+
 # -- Hard negatives in the loop: mined from the weights as they stand, in checkpoints, whatever the workers
 
 HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 5, "num_neighbours": 7}}

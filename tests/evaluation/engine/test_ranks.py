@@ -66,6 +66,15 @@ def test_tiles_of_odd_sizes_pass_from_float32_to_float64() -> None:
     assert same(positive_ranks(*sides, distance="dot", max_memory="4MiB"), reference)
 
 
+@pytest.mark.slow
+def test_a_class_of_hundreds_fits_a_small_budget_and_tiles_have_a_smallest_size() -> None:
+    chance = np.random.default_rng(0)
+    embeddings, labels = chance.normal(size=(500, 8)), np.arange(500) % 2
+    small = positive_ranks(embeddings, labels, max_memory="60KiB")
+    assert same(small, positive_ranks(embeddings, labels))
+    assert same(positive_ranks(embeddings, labels, max_memory=1), small)
+
+
 def test_lone_queries_alone_leave_empty_ranks() -> None:
     ranks = positive_ranks(np.eye(3), [1, 2, 3])
     assert (len(ranks.query), ranks.num_lone_queries, ranks.offset.tolist()) == (0, 3, [0])
