@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from testing.galleries import MODEL, small_index, write_photo, write_photos
 
+import aurank
 from aurank.commands import Hit, ImageIndex, RunOptions, add_images, build_index, remove_images, search_photos
 from aurank.commands.galleries.search import results_page
 from aurank.data.photos import find_photos
@@ -175,6 +176,20 @@ def test_post_processing_is_kept_and_applied_to_what_is_added(steps: str, copied
     hits = index.search(query, k=20)[0]
     np.testing.assert_allclose([hit.score for hit in hits], expected.score[0], rtol=1e-5)
     assert [hit.row for hit in hits] == expected.row[0].tolist()
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_kept_as_it_is_evaluated(tiny_run: Path, tmp_path: Path) -> None:
+    index = build_index(f"aurank:{tiny_run / 'best'}", ImageSelection(split="val"), out=tmp_path / "index")
+    model = aurank.load(tiny_run / "best")
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30), dtype=np.uint8))
+    opened = ImageIndex.open(tmp_path / "index")
+    np.testing.assert_allclose(opened.embed([photo]), model.encode([photo]), atol=1e-6)
+    again = aurank.load(tmp_path / "index" / opened.about["model"]["folder"])
+    np.testing.assert_array_equal(again.encode(photo), model.encode(photo))
+    assert len(index) == len(opened)
+    with pytest.raises(UserError, match="is gone: scikit-learn's digits is not there any more"):
+        opened.read_image(0)
 
 
 def test_photos_of_folders_and_archives_are_found(made: Path, tmp_path: Path) -> None:
