@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from markupsafe import escape
+from matplotlib.figure import Figure
 from scipy.stats import t as student_t
 
 from aurank.errors import UserError
@@ -16,6 +17,7 @@ from aurank.reporting.benchmark_page import (
     benchmark_page,
     blocks_of,
     cells_of,
+    draw_intervals,
     read_tables,
     to_markdown_tables,
     verdict,
@@ -211,6 +213,17 @@ def test_a_verdict_needs_a_reference_and_says_of_how_many_seeds() -> None:
     assert "by 1 seed and" in verdict(block, "3 classes")[0]
     (block,) = blocks_of([line for line in alone if line["kind"] != "run" or line["method"] != "A"])
     assert verdict(block, "3 classes") == ("", {})
+
+
+def test_the_thin_interval_is_drawn_opaque_above_the_thick_one() -> None:
+    (block,) = blocks_of(made_up())
+    axes = Figure().add_subplot()
+    draw_intervals(axes, block, beside=False)
+    bars = [line for line in axes.lines if line.get_marker() == "None" and line.get_ydata()[0] == len(block.rows) - 1]
+    widths = [(line.get_linewidth(), line.get_alpha()) for line in bars]
+    assert widths == sorted(widths, reverse=True)
+    assert len(widths) == 2
+    assert widths[1][1] == 1 > widths[0][1]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 import pytest
+from matplotlib.axes import Axes
 from testing.cases import Elements
 
 import aurank
@@ -18,6 +20,7 @@ from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.index import overview
 from aurank.evaluation.report import Report
 from aurank.reporting import report_page as report_module
+from aurank.reporting.charts import svg
 from aurank.reporting.grids import make_grids
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.report_page import report_page
@@ -76,6 +79,33 @@ def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) 
     table, lists = pyarrow.parquet.read_table(tmp_path / "rows.parquet"), report.neighbours
     assert table["group"].to_pylist() == groups.tolist()
     assert table["neighbour_groups"].to_pylist() == groups[lists.row].tolist()
+
+
+def test_the_axes_of_a_row_of_charts_align() -> None:
+    drawn: list[Axes] = []
+
+    def draw(axes: Axes, **options: Any) -> None:
+        axes.plot([0, 1], [0, 1])
+        axes.set(**options)
+        drawn.append(axes)
+
+    short, labelled, wide = ({}, {"xlabel": "x", "ylabel": "precision"}, {"yticks": [0], "yticklabels": ["w" * 30]})
+    for options in (short, labelled, wide):
+        svg(partial(draw, **options), "a chart")
+    first, second, last = (axes.get_position().extents for axes in drawn)
+    np.testing.assert_allclose(first, second)
+    np.testing.assert_allclose(first[1:], last[1:])
+    assert last[0] > first[0]  # long names of ticks get the room that they need
+
+
+def test_names_of_classes_break_at_their_underscores() -> None:
+    report = measured()
+    names = np.array([f"Oat_Milk_{label}" for label in report.per_query["label"]])
+    page = report_page(report.named(None, names))
+    assert "<tr><td>Oat_<wbr>Milk_<wbr>0</td>" in page.split('id="classes"')[1]
+    heat = page.split('id="confusions"')[1]
+    assert re.search(r'<span class="turned">Oat_<wbr>Milk_<wbr>\d</span>', heat)
+    assert re.search(r"<tr><td>Oat_<wbr>Milk_<wbr>\d</td>", heat)
 
 
 def test_a_grid_of_a_class_and_an_unknown_one() -> None:

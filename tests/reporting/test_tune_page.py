@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from aurank.ranges import Range
-from aurank.reporting.tune_page import _around, tune_page
+from aurank.reporting.tune_page import _around, _slice, tune_page
 
 
 def line(number: int, value: float) -> dict[str, object]:
@@ -31,3 +32,21 @@ def test_the_page_says_of_trials_below_the_picture_only_where_there_are_some(val
     assert ("the worst lie below the picture" in page) == is_cut
     assert "optim.lr" in page
     assert "seconds of training" in page or "minutes of training" in page
+
+
+@pytest.mark.parametrize(
+    ("within", "texts"),
+    [
+        (Range(1e-5, 0.03, log=True), ["1e-05", "0.0001", "0.001", "0.01"]),
+        (Range(0.1, 10, log=True), ["0.1", "1", "10"]),
+        (Range(2e-3, 500, log=True), ["0.01", "0.1", "1", "10", "100"]),
+        (Range(1e-12, 1, log=True), ["1e-12", "1e-10", "1e-08", "1e-06", "0.0001", "0.01", "1"]),
+        (Range(0.02, 0.5, log=True), ["0.02", "0.5"]),  # one power of ten alone says no scale
+        (Range(0.05, 0.8), ["0.05", "0.3", "0.55", "0.8"]),
+    ],
+)
+def test_ticks_of_a_logarithmic_range_are_powers_of_ten(within: Range, texts: list[str]) -> None:
+    axes = Figure().add_subplot()
+    _slice(axes, [(f"{within.low}", 0.5), (f"{within.high}", 0.6)], within)
+    assert [label.get_text() for label in axes.get_xticklabels()] == texts
+    assert not any(label.get_text() for label in axes.get_xticklabels(minor=True))
