@@ -18,6 +18,7 @@ from testing.runs import pairs_config, write_table
 
 import aurank
 from aurank.commands import ImageIndex, build_index, evaluate_pairs, mixed_query, search_photos
+from aurank.commands.galleries.search import results_json, results_page
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.names import text_key
@@ -160,6 +161,18 @@ def test_queries_that_are_none(made: Path, index: ImageIndex, tmp_path: Path) ->
     assert wordless.search([photo], k=1)[0][0].path == "red/5.png"
     with pytest.raises(UserError, match="has no tokeniser beside its weights"):
         ImageIndex.open(tmp_path / "wordless").search(texts=["red mug"])
+
+
+def test_words_stay_text_in_a_page_and_in_json(index: ImageIndex) -> None:
+    results = search_photos(index, texts=TEXTS[3:])
+    page = results_page(index, results)
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert "<img src=x" not in page
+    assert "כחול mug" in page
+    assert "is gone" not in page
+    (mixed,) = search_photos(index, with_photos=[f"{index.folder}/../photos/red/5.png"], texts=["<i>but", "blue"])
+    assert "red/<wbr>5.<wbr>png +1 × “&lt;i&gt;but” +1 × “blue”</p>" in results_page(index, [mixed])
+    assert TEXTS[4] in json.loads(results_json(index, results))["photos"][0]["photo"]
 
 
 @pytest.mark.slow
