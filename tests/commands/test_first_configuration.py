@@ -136,3 +136,12 @@ def test_a_folder_that_no_configuration_fits_is_refused_and_nothing_is_written(
     with pytest.raises(UserError, match=says):
         write_first_configuration("photos")
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(images_of(12, 2))
+    Path("mine.yaml").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=r"mine\.yaml"):
+        write_first_configuration("photos")
+    assert Path("mine.yaml").read_text(encoding="utf-8") == "mine"
