@@ -128,6 +128,16 @@ ROWS = np.eye(4, dtype=np.float32)
 LABELS = np.array([0, 0, 1, 1])
 
 
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    half = np.array([True, False, True, False])
+    paths = np.array(["a", "b", "c", "d"])
+    embedded = Embedded(ROWS, LABELS, np.arange(4), paths, half, ~half, np.full(4, -1))
+    embedded.save(tmp_path / "rows.npz")
+    again = Embedded.load(tmp_path / "rows.npz")
+    for name in Embedded.__dataclass_fields__:
+        assert np.array_equal(getattr(embedded, name), getattr(again, name)), name
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

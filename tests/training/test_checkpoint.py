@@ -92,6 +92,12 @@ def test_another_file_or_none_is_refused_in_one_line(tmp_path: Path, written: by
     assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_of_weights_is_measured_and_not_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    save_checkpoint(path, content())
+    assert load_checkpoint(path)["manifest"] == ""
+
+
 @pytest.mark.slow
 def test_a_model_is_used_whose_loss_may_no_longer_be_configured_so(tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"
