@@ -2,29 +2,40 @@
 
     python tools/results.py
 
-writes docs/benchmark/tables.txt (all of them), the short tables of docs/results.md between `<!-- table: NAME -->` and
-`<!-- /table -->`, and the pictures that pages show. tests/test_figures.py fails where one is not what the lines give.
+writes docs/benchmark/tables.txt (all of them), the short tables of the pages between `<!-- table: NAME -->` and
+`<!-- /table -->`, and the pictures that pages show. A short table is empty until all its files are there, and a pair of
+orders is left out. tests/test_figures.py fails where a page is not what the lines give, or a line is on no page.
 """
 
 import re
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from aurank.errors import UserError
+from aurank.evaluation.significance import rank_correlation
 from aurank.files import write_text
-from aurank.reporting.benchmark_page import cells_of, draw_intervals, read_tables, to_markdown_tables
+from aurank.reporting.benchmark_page import (
+    SettingTable,
+    cells_of,
+    draw_intervals,
+    read_tables,
+    to_markdown_tables,
+)
 from aurank.reporting.tables import markdown_table
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "docs" / "benchmark"
-PAGE = BENCHMARK.parent / "results.md"
+PAGES = sorted(BENCHMARK.parent.glob("*.md"))
 PICTURES = ("grocery_heads", "omniglot_heads", "omniglot_200", "soprc_parts")
 # A cell is a mean, ± half the width of the interval over seeds, and [the interval over classes and seeds].
-CELL = re.compile(r"([-+]?\d\.\d+)(?: (± \d\.\d+))?(?: (\[.+\]))?")
+CELL = re.compile(r"([-+]?\d\.\d+)(?: (± \d\.\d+))?(?: (\[.+\]))?(?: (\(.+\)))?")
 MEAN, SEEDS, CLASSES, BOTH = (1,), (1, 2), (1, 3), (1, 2, 3)
+RANKED = (1, 4)  # a mean and (its rank in the test/that of its choice in validation)
 UNTRAINED = "the embeddings as they are"
+BY = ("test", "validation")
 PCA, IDENTITY = "PCA, 128 numbers", "identity, 1280 numbers"
 HEADS = (
     *("SupCon", "list-wise AP", "SOPRC", "PNP", "SmoothAP", "Circle", "Recall@k surrogate", "FastAP"),
@@ -34,6 +45,8 @@ PARAMETERS = (
     *("SOPRC", "SOPRC, λ1 alone", "SOPRC, λ2 alone", "SOPRC, no semi-variance", "SOPRC, no semi-variance, π 0.5"),
     *("PNP", "PNP, D_s", "SupCon"),
 )
+NETWORKS = ("grocery_heads", "grocery_heads_lite1", "grocery_heads_lite2")
+EMOJI = ("emoji_heads_lite0", "emoji_heads_lite1", "emoji_heads_lite2")
 STEPS = ("center", "whiten:dim=128", "whiten:dim=256")
 TRANSDUCTIVE = (
     *("query_expansion", "database_augmentation", "k_reciprocal", "center, query_expansion, k_reciprocal"),
@@ -49,16 +62,31 @@ UPGRADE = (
     *("new on new", "new on old, mapped", "old on old"),
     *("compatible, new on new", "compatible, new on old"),
 )
+UNTRAINED_ROWS = {"no training": UNTRAINED, "no training, centred": "center"}
 # The short tables by name: head and methods of the first column, then head, file, setting, column and parts of others.
 TABLES = {
     "heads": (
-        ("loss", {name: name for name in HEADS} | {"no training": UNTRAINED, "no training, centred": "center"}),
-        ("groceries, PCA", "grocery_heads", PCA, "mAUPRC", MEAN),
-        ("identity", "grocery_heads", IDENTITY, "mAUPRC", MEAN),
+        ("loss", {name: name for name in HEADS} | UNTRAINED_ROWS | {"no training, whitened": STEPS[1]}),
+        ("groceries, PCA", "grocery_heads", PCA, "mAUPRC", RANKED),
+        ("identity", "grocery_heads", IDENTITY, "mAUPRC", RANKED),
         ("minus SupCon", "grocery_heads", IDENTITY, "minus SupCon", CLASSES),
-        ("Omniglot, PCA", "omniglot_heads", PCA, "mAUPRC", MEAN),
-        ("identity", "omniglot_heads", IDENTITY, "mAUPRC", MEAN),
+        ("Omniglot, PCA", "omniglot_heads", PCA, "mAUPRC", RANKED),
+        ("identity", "omniglot_heads", IDENTITY, "mAUPRC", RANKED),
         ("minus SupCon", "omniglot_heads", IDENTITY, "minus SupCon", CLASSES),
+    ),
+    "networks": (
+        ("loss", {name: name for name in HEADS} | UNTRAINED_ROWS),
+        *(
+            (f"{title}Lite{number}", file, PCA, "mAUPRC", RANKED)
+            for files, title in ((NETWORKS, "groceries, "), (EMOJI, "emoji, "))
+            for number, file in enumerate(files)
+        ),
+    ),
+    "emoji": (
+        ("training", {name: name for name in ("Multi-Similarity", "SupCon", "SOPRC")}),
+        ("mAUPRC", "emoji_finetuned", "", "mAUPRC", SEEDS),
+        ("Recall@1", "emoji_finetuned", "", "Recall@1", MEAN),
+        ("minus SupCon", "emoji_finetuned", "", "minus SupCon", BOTH),
     ),
     "parameters": (
         ("loss", {name: name for name in PARAMETERS}),
@@ -93,26 +121,67 @@ TABLES = {
     ),
 }
 
-tables = cache(read_tables)
+# The order of the losses in two places: a file with a setting, and another.
+ORDERS = {
+    **{
+        f"{title}: Lite{left} and Lite{right}": ((files[left], PCA), (files[right], PCA))
+        for files, title in ((NETWORKS, "groceries"), (EMOJI, "emoji"))
+        for left, right in ((0, 1), (0, 2), (1, 2))
+    },
+    "groceries and emoji": (("grocery_heads", PCA), ("emoji_heads_lite0", PCA)),
+    "groceries and Omniglot": (("grocery_heads", PCA), ("omniglot_heads", PCA)),
+    "groceries and Omniglot, from the identity": (("grocery_heads", IDENTITY), ("omniglot_heads", IDENTITY)),
+    "groceries: PCA and identity": (("grocery_heads", PCA), ("grocery_heads", IDENTITY)),
+    "Omniglot: PCA and identity": (("omniglot_heads", PCA), ("omniglot_heads", IDENTITY)),
+}
+
+
+@cache
+def tables(name: str, reference: str | None = None) -> dict[str, SettingTable]:
+    """Return the table of each setting of a benchmark, with differences from its reference or another."""
+    return {block.setting: block for block in read_tables(BENCHMARK / f"{name}.jsonl", reference)}
+
+
+def exists(name: str) -> bool:
+    return (BENCHMARK / f"{name}.jsonl").exists()
 
 
 def cell(name: str, setting: str, method: str, column: str) -> str:
-    """Return one cell of the tables of a benchmark."""
-    for block in tables(BENCHMARK / f"{name}.jsonl"):
-        head, rows = cells_of(block)
-        for row in rows:
-            if (block.setting, row[0]) == (setting, method) and column in head:
-                return row[head.index(column)]
+    """Return one cell of the tables of a benchmark; the column "minus X" of any method X."""
+    block = tables(name, column.removeprefix("minus ") if column.startswith("minus ") else None).get(setting)
+    head, rows = cells_of(block) if block else ([], [])
+    for row in rows:
+        if row[0] == method and column in head:
+            return row[head.index(column)]
     raise UserError(f"{name}.jsonl has no {column!r} of {method!r} in the setting {setting!r}")
 
 
+def order_table() -> str:
+    """Return Kendall's τ of the order of losses in two places, with its interval over classes and seeds."""
+    rows = []
+    for label, places in ORDERS.items():
+        if all(exists(name) for name, _ in places):
+            left, right = (tables(name)[setting].draws for name, setting in places)
+            losses = [loss for loss in left if loss in right]
+            draws = (np.stack([draws[loss] for loss in losses]) for draws in (left, right))
+            tau, low, high = rank_correlation(*draws)
+            rows.append([label, f"{len(losses)}", f"{tau:.2f} [{low:.2f}, {high:.2f}]"])
+    return markdown_table(["orders", "losses", "Kendall's τ"], rows)
+
+
 def short_table(name: str) -> str:
+    if name == "orders":
+        return order_table()
     (title, methods), *columns = TABLES[name]
+    if not all(exists(file) for _, file, *_ in columns):
+        return ""
     rows = []
     for label, method in methods.items():
         row = [label]
         for _, file, setting, column, parts in columns:
             text = cell(file, setting, method, column)
+            if parts == RANKED and all(ranks := [cell(file, setting, method, f"{by} rank") for by in BY]):
+                text += f" ({'/'.join(ranks)})"
             number = CELL.fullmatch(text)
             row.append(" ".join(filter(None, number.group(*parts, 0)[:-1])) if number else text)
         rows.append(row)
@@ -129,33 +198,36 @@ def all_tables() -> str:
     """Return the text of tables.txt: every table of every benchmark."""
     parts = ["# All tables of the benchmarks\n\nWhat the columns mean, and what follows: docs/results.md."]
     for file in sorted(BENCHMARK.glob("*.jsonl")):
-        parts.append(f"## {file.name}\n\n{to_markdown_tables(tables(file))}")
+        parts.append(f"## {file.name}\n\n{to_markdown_tables([*tables(file.stem).values()])}")
     return "\n\n".join(parts) + "\n"
 
 
-def picture(file: Path) -> Path:
+def picture(name: str) -> Path:
     """Draw the intervals of a benchmark beside its lines: a row for each setting, mAUPRC and differences."""
-    heights = [1 + 0.24 * len(block.rows) for block in tables(file)]
+    blocks = tables(name).values()
+    heights = [1 + 0.24 * len(block.rows) for block in blocks]
     figure = Figure(figsize=(12, sum(heights)), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights, sharex="col")
-    for row, block in zip(grid, tables(file), strict=True):
+    for row, block in zip(grid, blocks, strict=True):
         for axes, beside in zip(row, (False, True), strict=True):
             draw_intervals(axes, block, beside=beside)
             axes.set_title(block.setting, loc="left", fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=8, labelleft=not beside)
             axes.grid(alpha=0.2)
-    target = file.with_suffix(".png")
+    target = BENCHMARK / f"{name}.png"
     figure.savefig(target)
     return target
 
 
 def main() -> None:
     write_text(BENCHMARK / "tables.txt", all_tables())
-    write_text(PAGE, fill(PAGE.read_text(encoding="utf-8")))
+    for page in PAGES:
+        if (text := page.read_text(encoding="utf-8")) != (filled := fill(text)):
+            write_text(page, filled)
     for name in PICTURES:
-        print(picture(BENCHMARK / f"{name}.jsonl"))
+        print(picture(name))
 
 
 if __name__ == "__main__":

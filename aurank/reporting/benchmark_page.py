@@ -142,13 +142,13 @@ def checked_line(line: Line) -> Line:
     return dict(checked(line, _KINDS.get(line["kind"], Line)))
 
 
-def read_tables(path: Path) -> list[SettingTable]:
+def read_tables(path: Path, reference: str | None = None) -> list[SettingTable]:
     require_ordinary(path)
     with reading(path, _LINES):
         lines = [checked_line(json.loads(text)) for text in path.read_text(encoding="utf-8").splitlines()]
         if not lines or lines[0]["kind"] != "benchmark":
             raise ValueError("its first line is none of a benchmark")
-        return blocks_of(lines)
+        return blocks_of(lines if reference is None else [lines[0] | {"reference": reference}, *lines[1:]])
 
 
 def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
