@@ -10,6 +10,7 @@ orders is left out. tests/test_figures.py fails where a page is not what the lin
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,6 +29,7 @@ from aurank.reporting.benchmark_page import (
 from aurank.reporting.tables import markdown_table
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "docs" / "benchmark"
+FILES = {file.stem for file in BENCHMARK.glob("*.jsonl")}
 PAGES = sorted(BENCHMARK.parent.glob("*.md"))
 PICTURES = ("grocery_heads", "omniglot_heads", "omniglot_200", "soprc_parts")
 # A cell is a mean, ± half the width of the interval over seeds, and [the interval over classes and seeds].
@@ -39,34 +41,16 @@ BY = ("test", "validation")
 PCA, IDENTITY = "PCA, 128 numbers", "identity, 1280 numbers"
 HEADS = (
     *("SupCon", "list-wise AP", "SOPRC", "PNP", "SmoothAP", "Circle", "Recall@k surrogate", "FastAP"),
-    *("Multi-Similarity", "SogCLR", "Triplet", "ArcFace"),
-)
-PARAMETERS = (
-    *("SOPRC", "SOPRC, λ1 alone", "SOPRC, λ2 alone", "SOPRC, no semi-variance", "SOPRC, no semi-variance, π 0.5"),
-    *("PNP", "PNP, D_s", "SupCon"),
+    *("Multi-Similarity", "SogCLR", "Triplet", "ArcFace", UNTRAINED, "center", "whiten:dim=128"),
 )
 NETWORKS = ("grocery_heads", "grocery_heads_lite1", "grocery_heads_lite2")
 EMOJI = ("emoji_heads_lite0", "emoji_heads_lite1", "emoji_heads_lite2")
-STEPS = ("center", "whiten:dim=128", "whiten:dim=256")
-TRANSDUCTIVE = (
-    *("query_expansion", "database_augmentation", "k_reciprocal", "center, query_expansion, k_reciprocal"),
-    "whiten:dim=256, database_augmentation, query_expansion, k_reciprocal",
-)
-RECIPE = (
-    *("SupCon, 160 pixels, projection from PCA", "SupCon, 160 pixels", "Multi-Similarity, projection from PCA"),
-    *("SupCon, projection from PCA", "SupCon, 240 steps", "SOPRC, projection from PCA", "SupCon"),
-    *("SOPRC, no semi-variance, π 0.5, 240 steps", "SupCon, no warm-up", "SupCon, weight decay 0.05"),
-    *("SupCon, 8 photos a class", "SupCon, head rate × 10", "SupCon, rate 1e-3"),
-)
-UPGRADE = (
-    *("new on new", "new on old, mapped", "old on old"),
-    *("compatible, new on new", "compatible, new on old"),
-)
-UNTRAINED_ROWS = {"no training": UNTRAINED, "no training, centred": "center"}
+TRAINED = (("mAUPRC", SEEDS), ("Recall@1", MEAN), ("minus SupCon", BOTH))
 # The short tables by name: head and methods of the first column, then head, file, setting, column and parts of others.
-TABLES = {
+# Without methods a table has all that the file of its first column has.
+TABLES: dict[str, Any] = {
     "heads": (
-        ("loss", {name: name for name in HEADS} | UNTRAINED_ROWS | {"no training, whitened": STEPS[1]}),
+        ("loss", HEADS),
         ("groceries, PCA", "grocery_heads", PCA, "mAUPRC", RANKED),
         ("identity", "grocery_heads", IDENTITY, "mAUPRC", RANKED),
         ("minus SupCon", "grocery_heads", IDENTITY, "minus SupCon", CLASSES),
@@ -75,53 +59,40 @@ TABLES = {
         ("minus SupCon", "omniglot_heads", IDENTITY, "minus SupCon", CLASSES),
     ),
     "networks": (
-        ("loss", {name: name for name in HEADS} | UNTRAINED_ROWS),
-        *(
-            (f"{title}Lite{number}", file, PCA, "mAUPRC", RANKED)
-            for files, title in ((NETWORKS, "groceries, "), (EMOJI, "emoji, "))
-            for number, file in enumerate(files)
-        ),
-    ),
-    "emoji": (
-        ("training", {name: name for name in ("Multi-Similarity", "SupCon", "SOPRC")}),
-        ("mAUPRC", "emoji_finetuned", "", "mAUPRC", SEEDS),
-        ("Recall@1", "emoji_finetuned", "", "Recall@1", MEAN),
-        ("minus SupCon", "emoji_finetuned", "", "minus SupCon", BOTH),
+        ("loss", (*HEADS[:3], *HEADS[4:6], *HEADS[8:10], UNTRAINED)),
+        *((f"groceries, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(NETWORKS)),
+        *((f"emoji, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(EMOJI)),
     ),
     "parameters": (
-        ("loss", {name: name for name in PARAMETERS}),
-        ("groceries", "grocery_parameters", PCA, "mAUPRC", SEEDS),
+        ("loss", ()),
+        ("groceries", "grocery_parameters", PCA, "mAUPRC", RANKED),
         ("minus SupCon", "grocery_parameters", PCA, "minus SupCon", CLASSES),
-        ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", SEEDS),
+        ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", RANKED),
         ("minus SupCon", "omniglot_parameters", PCA, "minus SupCon", CLASSES),
     ),
-    "fine-tuning": (
-        ("training", {name: name for name in RECIPE}),
-        ("mAUPRC", "grocery_recipe", "", "mAUPRC", SEEDS),
-        ("Recall@1", "grocery_recipe", "", "Recall@1", MEAN),
-        ("minus SupCon", "grocery_recipe", "", "minus SupCon", BOTH),
-    ),
-    "teacher": (
-        ("training", {name: name for name in ("SupCon and distilled", "distilled", "SupCon")}),
-        ("mAUPRC", "grocery_teacher", "", "mAUPRC", SEEDS),
-        ("Recall@1", "grocery_teacher", "", "Recall@1", MEAN),
-        ("minus SupCon", "grocery_teacher", "", "minus SupCon", BOTH),
-    ),
+    "emoji": (("training", ()), *((name, "emoji_finetuned", "", name, parts) for name, parts in TRAINED)),
+    "fine-tuning": (("training", ()), *((name, "grocery_recipe", "", name, parts) for name, parts in TRAINED)),
+    "teacher": (("training", ()), *((name, "grocery_teacher", "", name, parts) for name, parts in TRAINED)),
     "upgrade": (
-        ("queries on gallery", {name: name for name in UPGRADE}),
-        ("mAUPRC", "grocery_upgrade", "", "mAUPRC", SEEDS),
-        ("Recall@1", "grocery_upgrade", "", "Recall@1", MEAN),
+        ("queries on gallery", ()),
+        *((name, "grocery_upgrade", "", name, parts) for name, parts in TRAINED[:2]),
         ("minus new on new", "grocery_upgrade", "", "minus new on new", BOTH),
     ),
     "post-processing": (
-        ("steps", {"none": UNTRAINED} | {name: name for name in STEPS} | {f"{name} †": name for name in TRANSDUCTIVE}),
+        (
+            "steps",
+            (
+                *(UNTRAINED, "center", "whiten:dim=128", "whiten:dim=256", "query_expansion", "database_augmentation"),
+                *("k_reciprocal", "center, query_expansion, k_reciprocal"),
+                "whiten:dim=256, database_augmentation, query_expansion, k_reciprocal",
+            ),
+        ),
         ("mAUPRC", "grocery_heads", PCA, "mAUPRC", MEAN),
         ("Recall@1", "grocery_heads", PCA, "Recall@1", MEAN),
         ("minus SupCon's head", "grocery_heads", PCA, "minus SupCon", CLASSES),
     ),
 }
-
-# The order of the losses in two places: a file with a setting, and another.
+# Places between which the orders of losses are compared, by Kendall's τ: each a file and a setting.
 ORDERS = {
     **{
         f"{title}: Lite{left} and Lite{right}": ((files[left], PCA), (files[right], PCA))
@@ -142,10 +113,6 @@ def tables(name: str, reference: str | None = None) -> dict[str, SettingTable]:
     return {block.setting: block for block in read_tables(BENCHMARK / f"{name}.jsonl", reference)}
 
 
-def exists(name: str) -> bool:
-    return (BENCHMARK / f"{name}.jsonl").exists()
-
-
 def cell(name: str, setting: str, method: str, column: str) -> str:
     """Return one cell of the tables of a benchmark; the column "minus X" of any method X."""
     block = tables(name, column.removeprefix("minus ") if column.startswith("minus ") else None).get(setting)
@@ -157,10 +124,9 @@ def cell(name: str, setting: str, method: str, column: str) -> str:
 
 
 def order_table() -> str:
-    """Return Kendall's τ of the order of losses in two places, with its interval over classes and seeds."""
     rows = []
     for label, places in ORDERS.items():
-        if all(exists(name) for name, _ in places):
+        if FILES.issuperset(name for name, _ in places):
             left, right = (tables(name)[setting].draws for name, setting in places)
             losses = [loss for loss in left if loss in right]
             draws = (np.stack([draws[loss] for loss in losses]) for draws in (left, right))
@@ -173,11 +139,12 @@ def short_table(name: str) -> str:
     if name == "orders":
         return order_table()
     (title, methods), *columns = TABLES[name]
-    if not all(exists(file) for _, file, *_ in columns):
+    if not FILES.issuperset(file for _, file, *_ in columns):
         return ""
+    _, file, setting, *_ = columns[0]
     rows = []
-    for label, method in methods.items():
-        row = [label]
+    for method in methods or [row.name for row in tables(file)[setting].rows]:
+        row = [method]
         for _, file, setting, column, parts in columns:
             text = cell(file, setting, method, column)
             if parts == RANKED and all(ranks := [cell(file, setting, method, f"{by} rank") for by in BY]):
@@ -197,8 +164,8 @@ def fill(page: str) -> str:
 def all_tables() -> str:
     """Return the text of tables.txt: every table of every benchmark."""
     parts = ["# All tables of the benchmarks\n\nWhat the columns mean, and what follows: docs/results.md."]
-    for file in sorted(BENCHMARK.glob("*.jsonl")):
-        parts.append(f"## {file.name}\n\n{to_markdown_tables([*tables(file.stem).values()])}")
+    for name in sorted(FILES):
+        parts.append(f"## {name}.jsonl\n\n{to_markdown_tables([*tables(name).values()])}")
     return "\n\n".join(parts) + "\n"
 
 
