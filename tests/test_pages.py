@@ -294,7 +294,7 @@ def test_the_first_lines_of_the_readme_run_as_written(capsys: pytest.CaptureFixt
 def test_the_readme_is_short_and_begins_with_what_works_in_a_clone() -> None:
     first = [words for place, words in COMMANDS if place.startswith("README.md:")][:3]
     assert first == [["make", "demo"], ["make", "test"], ["pip", "install", ".[all]"]]
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 750
 
 
 def test_a_how_to_page_is_one_task_of_700_words() -> None:
