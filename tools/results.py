@@ -9,6 +9,7 @@ orders is left out. tests/test_figures.py fails where a page is not what the lin
 
 import re
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,12 @@ UNTRAINED = "the embeddings as they are"
 BY = ("test", "validation")
 PCA, IDENTITY = "PCA, 128 numbers", "identity, 1280 numbers"
 HEADS = (
-    *("SupCon", "list-wise AP", "SOPRC", "PNP", "SmoothAP", "Circle", "Recall@k surrogate", "FastAP"),
-    *("Multi-Similarity", "SogCLR", "Triplet", "ArcFace", UNTRAINED, "center", "whiten:dim=128"),
+    *("SupCon", "SOPRC", "Multi-Similarity", "Circle", "SogCLR", "DCL", "SmoothAP", "list-wise AP", "PNP", "FastAP"),
+    *("ArcFace", UNTRAINED, "center", "whiten:dim=128"),
+)
+PARAMETERS = (
+    *("SOPRC", "SOPRC, λ1 alone", "SOPRC, λ2 alone", "SOPRC, no semi-variance", "SOPRC, no semi-variance, π 0.5"),
+    *("SOPRC, no semi-variance, π 0.5, τ1 0.05", "PNP", "PNP, D_s", "SupCon"),
 )
 NETWORKS = ("grocery_heads", "grocery_heads_lite1", "grocery_heads_lite2")
 EMOJI = ("emoji_heads_lite0", "emoji_heads_lite1", "emoji_heads_lite2")
@@ -59,12 +64,12 @@ TABLES: dict[str, Any] = {
         ("minus SupCon", "omniglot_heads", IDENTITY, "minus SupCon", CLASSES),
     ),
     "networks": (
-        ("loss", (*HEADS[:3], *HEADS[4:6], *HEADS[8:10], UNTRAINED)),
+        ("loss", (*HEADS[:8], UNTRAINED)),
         *((f"groceries, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(NETWORKS)),
         *((f"emoji, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(EMOJI)),
     ),
     "parameters": (
-        ("loss", ()),
+        ("loss", PARAMETERS),
         ("groceries", "grocery_parameters", PCA, "mAUPRC", RANKED),
         ("minus SupCon", "grocery_parameters", PCA, "minus SupCon", CLASSES),
         ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", RANKED),
@@ -92,19 +97,21 @@ TABLES: dict[str, Any] = {
         ("minus SupCon's head", "grocery_heads", PCA, "minus SupCon", CLASSES),
     ),
 }
-# Places between which the orders of losses are compared, by Kendall's τ: each a file and a setting.
-ORDERS = {
-    **{
-        f"{title}: Lite{left} and Lite{right}": ((files[left], PCA), (files[right], PCA))
-        for files, title in ((NETWORKS, "groceries"), (EMOJI, "emoji"))
-        for left, right in ((0, 1), (0, 2), (1, 2))
-    },
-    "groceries and emoji": (("grocery_heads", PCA), ("emoji_heads_lite0", PCA)),
-    "groceries and Omniglot": (("grocery_heads", PCA), ("omniglot_heads", PCA)),
-    "groceries and Omniglot, from the identity": (("grocery_heads", IDENTITY), ("omniglot_heads", IDENTITY)),
-    "groceries: PCA and identity": (("grocery_heads", PCA), ("grocery_heads", IDENTITY)),
-    "Omniglot: PCA and identity": (("omniglot_heads", PCA), ("omniglot_heads", IDENTITY)),
+# Where losses have an order: a file and a setting; and the orders that are compared, beside those of validation and test.
+PLACES = {
+    "groceries, PCA": ("grocery_heads", PCA),
+    "groceries, identity": ("grocery_heads", IDENTITY),
+    "Omniglot, PCA": ("omniglot_heads", PCA),
+    "Omniglot, identity": ("omniglot_heads", IDENTITY),
+    **{f"groceries, PCA, Lite{number}": (NETWORKS[number], PCA) for number in (1, 2)},
+    **{f"emoji, PCA, Lite{number}": (name, PCA) for number, name in enumerate(EMOJI)},
 }
+PAIRS = (
+    *combinations(["groceries, PCA", "groceries, PCA, Lite1", "groceries, PCA, Lite2"], 2),
+    *combinations([f"emoji, PCA, Lite{number}" for number in range(3)], 2),
+    *(("groceries, PCA", other) for other in ("emoji, PCA, Lite0", "Omniglot, PCA", "groceries, identity")),
+    *(("Omniglot, identity", other) for other in ("groceries, identity", "Omniglot, PCA")),
+)
 
 
 @cache
@@ -124,14 +131,19 @@ def cell(name: str, setting: str, method: str, column: str) -> str:
 
 
 def order_table() -> str:
+    """Return Kendall's τ of orders of losses, with its interval over test classes and seeds."""
+    blocks = {place: tables(name)[setting] for place, (name, setting) in PLACES.items() if name in FILES}
     rows = []
-    for label, places in ORDERS.items():
-        if FILES.issuperset(name for name, _ in places):
-            left, right = (tables(name)[setting].draws for name, setting in places)
-            losses = [loss for loss in left if loss in right]
-            draws = (np.stack([draws[loss] for loss in losses]) for draws in (left, right))
-            tau, low, high = rank_correlation(*draws)
-            rows.append([label, f"{len(losses)}", f"{tau:.2f} [{low:.2f}, {high:.2f}]"])
+    for place, block in blocks.items():
+        if agreement := re.search(r"order (\d+) methods with Kendall's τ (.+?\])", block.remarks):
+            rows.append([f"{place}: validation and test", *agreement.groups()])
+    for left, right in PAIRS:
+        if left in blocks and right in blocks:
+            losses = sorted(blocks[left].draws.keys() & blocks[right].draws.keys())
+            draws = (np.stack([blocks[place].draws[loss] for loss in losses]) for place in (left, right))
+            rows.append(
+                [f"{left}; {right}", str(len(losses)), "{:.2f} [{:.2f}, {:.2f}]".format(*rank_correlation(*draws))]
+            )
     return markdown_table(["orders", "losses", "Kendall's τ"], rows)
 
 
