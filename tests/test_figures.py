@@ -157,7 +157,12 @@ def test_the_tables_are_those_of_the_lines() -> None:
         RESULTS["cell"]("grocery_recipe", "", "C", "mAUPRC")
 
 
-def test_what_the_page_says_of_both_starts_is_so() -> None:
+def test_what_prose_says_of_several_tables_is_so() -> None:
+    taus = {orders: float(tau) for orders, tau in re.findall(r"\| (.+?) \| (-?\d\.\d+) ", RESULTS["order_table"]())}
+    for start in ("PCA", "identity"):
+        by_validation = [taus[f"{data}, {start}: validation and test"] for data in ("groceries", "Omniglot")]
+        assert by_validation == sorted(by_validation)
+        assert taus[f"groceries, {start}; Omniglot, {start}"] < taus["Omniglot, PCA; Omniglot, identity"]
     pca, identity = (
         {row.name: row for row in RESULTS["tables"]("grocery_heads")[start].rows if row.seeds}
         for start in (PCA, IDENTITY)
