@@ -52,7 +52,7 @@ NETWORKS = ("grocery_heads", "grocery_heads_lite1", "grocery_heads_lite2")
 EMOJI = ("emoji_heads_lite0", "emoji_heads_lite1", "emoji_heads_lite2")
 TRAINED = (("mAUPRC", SEEDS), ("Recall@1", MEAN), ("minus SupCon", BOTH))
 # The short tables by name: head and methods of the first column, then head, file, setting, column and parts of others.
-# Without methods a table has all that the file of its first column has.
+# () are all methods that the file of the first column has, None those without training.
 TABLES: dict[str, Any] = {
     "heads": (
         ("loss", HEADS),
@@ -75,6 +75,10 @@ TABLES: dict[str, Any] = {
         ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", RANKED),
         ("minus SupCon", "omniglot_parameters", PCA, "minus SupCon", CLASSES),
     ),
+    "steps": (
+        ("loss", ()),
+        *((steps, "omniglot_steps", steps, "mAUPRC", SEEDS) for steps in ("300 steps", "2,000 steps")),
+    ),
     "emoji": (("training", ()), *((name, "emoji_finetuned", "", name, parts) for name, parts in TRAINED)),
     "fine-tuning": (("training", ()), *((name, "grocery_recipe", "", name, parts) for name, parts in TRAINED)),
     "teacher": (("training", ()), *((name, "grocery_teacher", "", name, parts) for name, parts in TRAINED)),
@@ -84,14 +88,7 @@ TABLES: dict[str, Any] = {
         ("minus new on new", "grocery_upgrade", "", "minus new on new", BOTH),
     ),
     "post-processing": (
-        (
-            "steps",
-            (
-                *(UNTRAINED, "center", "whiten:dim=128", "whiten:dim=256", "query_expansion", "database_augmentation"),
-                *("k_reciprocal", "center, query_expansion, k_reciprocal"),
-                "whiten:dim=256, database_augmentation, query_expansion, k_reciprocal",
-            ),
-        ),
+        ("steps", None),
         ("mAUPRC", "grocery_heads", PCA, "mAUPRC", MEAN),
         ("Recall@1", "grocery_heads", PCA, "Recall@1", MEAN),
         ("minus SupCon's head", "grocery_heads", PCA, "minus SupCon", CLASSES),
@@ -155,7 +152,7 @@ def short_table(name: str) -> str:
         return ""
     _, file, setting, *_ = columns[0]
     rows = []
-    for method in methods or [row.name for row in tables(file)[setting].rows]:
+    for method in methods or [row.name for row in tables(file)[setting].rows if methods == () or not row.seeds]:
         row = [method]
         for _, file, setting, column, parts in columns:
             text = cell(file, setting, method, column)
