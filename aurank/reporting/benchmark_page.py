@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float64
 from matplotlib.axes import Axes
 from pydantic import Field
-from scipy.stats import rankdata
 from typing_extensions import TypedDict
 
 from aurank.evaluation.compare import holm
@@ -89,7 +88,7 @@ class MethodRow:
     chosen: str
     difference: Answer | None = None  # its p-values corrected for the number of methods
     mean_rank: float | None = None  # over classes
-    ranks: tuple[float, float] | None = None  # by test and by validation, among the methods with a choice
+    ranks: tuple[int, int] | None = None  # by test and by validation, among the methods with a choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,11 +197,12 @@ def _block(
     }
     in_validation = {name: [line.get("val_mauprc", np.nan) for line in choices[name]] for name in draws}
     validation = {name: np.mean(each) for name, each in in_validation.items() if each and not np.isnan(each).any()}
-    ranks: dict[str, tuple[float, float]] = {}
+    ranks: dict[str, tuple[int, int]] = {}
     if len(validation) > 2:
         by_test = np.stack([draws[name] for name in validation])
         by_validation = np.array([*validation.values()])
-        ranks = dict(zip(validation, zip(rankdata(-by_test[:, 0]), rankdata(-by_validation), strict=True), strict=True))
+        for name, tested, validated in zip(validation, by_test[:, 0], by_validation, strict=True):
+            ranks[name] = (1 + int((by_test[:, 0] > tested).sum()), 1 + int((by_validation > validated).sum()))
         tau, low, high = rank_correlation(np.broadcast_to(by_validation[:, None], by_test.shape), by_test)
         orders = f"Validation and test order {len(validation)} methods with Kendall's τ"
         remarks.append(f"{orders} {tau:.2f} [{low:.2f}, {high:.2f}], the interval over classes and seeds of the test.")
@@ -267,7 +267,7 @@ def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
                 p_values[0] = "n/a"  # all seeds differ alike
             p_values[1] = f"≤ {p_values[1]}" if row.difference.is_least and p_values[1] else p_values[1]
         mean_rank = "" if row.mean_rank is None else f"{row.mean_rank:.2f}"
-        ranks = ("", "") if row.ranks is None else (f"{rank:g}" for rank in row.ranks)
+        ranks = ("", "") if row.ranks is None else map(str, row.ranks)
         seeds = f"{row.seeds or ''}{f' ({row.diverged} diverged)' if row.diverged else ''}"
         recall = Answer(*row.recall, None, None, None)
         cells = [row.name, _number(row.mauprc), _number(recall), beside, *p_values, mean_rank, *ranks, row.chosen]
