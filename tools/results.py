@@ -20,20 +20,14 @@ from matplotlib.figure import Figure
 from aurank.errors import UserError
 from aurank.evaluation.significance import rank_correlation
 from aurank.files import write_text
-from aurank.reporting.benchmark_page import (
-    SettingTable,
-    cells_of,
-    draw_intervals,
-    read_tables,
-    to_markdown_tables,
-)
+from aurank.reporting.benchmark_page import SettingTable, cells_of, draw_intervals, read_tables, to_markdown_tables
 from aurank.reporting.tables import markdown_table
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "docs" / "benchmark"
 FILES = {file.stem for file in BENCHMARK.glob("*.jsonl")}
 PAGES = sorted(BENCHMARK.parent.glob("*.md"))
 PICTURES = ("grocery_heads", "omniglot_heads", "omniglot_200", "soprc_parts")
-# A cell is a mean, ± half the width of the interval over seeds, and [the interval over classes and seeds].
+# A cell is a mean, ± half the width of the interval over seeds, [the interval over classes and seeds], and (ranks).
 CELL = re.compile(r"([-+]?\d\.\d+)(?: (± \d\.\d+))?(?: (\[.+\]))?(?: (\(.+\)))?")
 MEAN, SEEDS, CLASSES, BOTH = (1,), (1, 2), (1, 3), (1, 2, 3)
 RANKED = (1, 4)  # a mean and (its rank in the test/that of its choice in validation)
