@@ -345,6 +345,7 @@ def cc3m_tree(root: Path) -> Path:
     return root / "cc3m"
 
 
+TRAINING_TREES = (imagenet_tree, cifar_tree, stl10_tree, cc3m_tree)
 TREES = {
     "sop": sop_tree,
     "grocery": grocery_tree,
