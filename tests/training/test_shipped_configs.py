@@ -24,8 +24,11 @@ from aurank.training import read_config, rehearse
 SHIPPED = shipped_configs()
 DOCS = Path(__file__).parents[2] / "docs"
 SETS = ("sop", "inaturalist", "vehicleid")  # each of them is a SET of the page
-LINES = re.findall(r"`aurank train ([^`]+)`", (DOCS / "configurations.md").read_text(encoding="utf-8"))
+TEXT = (DOCS / "configurations.md").read_text(encoding="utf-8") + (DOCS / "papers.md").read_text(encoding="utf-8")
+LINES = list(dict.fromkeys(re.findall(r"`(?:aurank train |(?=IN |IN100 |CIFAR |CC3M ))([^`]+)`", TEXT)))
+SHORT = dict(re.findall(r"(\w+) (?:is short )?for\s+`aurank train ([^`]+)`", TEXT))
 COMMANDS = [re.sub("^SET/", f"{name}/", line) for line in LINES for name in SETS[: 3 if line.startswith("SET/") else 1]]
+COMMANDS = [re.sub(r"^\w+(?= )", lambda match: SHORT.get(match[0], match[0]), line) for line in COMMANDS]
 
 
 @pytest.fixture(autouse=True)
@@ -105,12 +108,12 @@ def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one(
         given = dict(override.split("=", 1) for override in overrides)
         assert config.loss.name == given.get("loss.name", config.loss.name)
         found[config.model_dump_json()] = command
-    assert len(found) == len(COMMANDS) > 60
+    assert len(found) == len(COMMANDS) > 80
     shipped = {command.split()[0] for command in COMMANDS}
     assert shipped <= set(SHIPPED)
     assert {name.split("/")[0] for name in shipped} == {
         *("sop", "inaturalist", "vehicleid"),
-        *("omniglot", "omniglot_unlabelled", "grocery"),
+        *("omniglot", "omniglot_unlabelled", "grocery", "imagenet", "cifar", "stl10", "cc3m"),
     }
 
 
