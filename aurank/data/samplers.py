@@ -200,7 +200,7 @@ class PKSampler(Sampler):
     @property
     def largest_batch(self) -> int:
         """The most rows that a batch can have: at most `per_class` of each class."""
-        return min(self.batch, sum(max(map(len, self.cut(rows)), default=0) for rows in self.classes))
+        return min(self.batch, sum(max(map(len, self._cut(rows)), default=0) for rows in self.classes))
 
     def global_batches(self, epoch: int) -> list[Chunks]:
         """Return the batches of one epoch, in random order, each as its chunks."""
@@ -214,7 +214,7 @@ class PKSampler(Sampler):
         return [batches[index] for index in generator.permutation(len(batches))]
 
     def _packed(self, classes: Sequence[Rows], batch: int, generator: np.random.Generator) -> list[Chunks]:
-        chunks = [pieces for rows in classes if (pieces := self.cut(generator.permutation(rows)))]
+        chunks = [pieces for rows in classes if (pieces := self._cut(generator.permutation(rows)))]
         if not chunks:
             return []
         number = least_number(chunks, batch, self.per_class)
@@ -225,7 +225,7 @@ class PKSampler(Sampler):
             # Chunks of several sizes do not always fill a batch to its last row.
             number = max(number + 1, round(number * 1.01))
 
-    def cut(self, rows: Rows) -> Chunks:
+    def _cut(self, rows: Rows) -> Chunks:
         """Return the rows of a class in chunks of `per_class`; the last may be smaller where `remainder` keeps it."""
         size = self.per_class
         if self.remainder == "repeat":
@@ -341,7 +341,7 @@ class HierarchicalSampler(PKSampler):
         """The most rows that a batch can have: a block of each of `categories` super-categories."""
         room = self.batch // self.categories
         blocks = [
-            min(room, sum(max(map(len, self.cut(rows)), default=0) for rows in classes)) for classes in self._members
+            min(room, sum(max(map(len, self._cut(rows)), default=0) for rows in classes)) for classes in self._members
         ]
         return sum(sorted(blocks)[-self.categories :])
 
@@ -416,7 +416,7 @@ class HardNegativeSampler(PKSampler):
     def global_batches(self, epoch: int) -> list[Chunks]:
         """Return the batches of one epoch: those shown before the last refresh, then as the neighbours want them."""
         generator = self.generator(epoch)
-        chunks = [self.cut(generator.permutation(rows)) for rows in self.classes]
+        chunks = [self._cut(generator.permutation(rows)) for rows in self.classes]
         least = least_number(chunks, self.batch, self.per_class)
         shown = self._shown if epoch == self._epoch else []
         seen = {int(chunk[0]) for pieces in shown for chunk in pieces}
