@@ -129,8 +129,8 @@ def _read(data: str | Manifest, out: Path, changes: Sequence[str]) -> tuple[Conf
         base = str(out / "first.yaml")
         write_first_configuration(path, base, overwrite=True)
     elif not isinstance(section := read_data(data), Config):
-        base, given = "grocery/finetuned", section.data.model_dump(mode="json", exclude_unset=True)
-        images = [f"data.{key}={json.dumps(value)}" for key, value in given.items()]
+        base, settings = "grocery/finetuned", section.data.model_dump(mode="json", exclude_unset=True)
+        images = [f"data.{key}={json.dumps(value)}" for key, value in settings.items()]
         overrides = [*images, *HEADS["head, SupCon"], *overrides]
     config = _changed(read_config(str(base)), *overrides, *changes)
     is_unfit = config.data.name == EMBEDDINGS or config.data.train_labels == "image" or config.model.text is not None

@@ -13,6 +13,7 @@ from aurank.data import Manifest
 from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
 from aurank.data.checks.negatives import examine_negatives, read_negatives
+from aurank.data.manifest import labels_among
 from aurank.embedding.embedded import Embedded
 from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.image_text_pairs import each_image_once
@@ -174,6 +175,7 @@ def examine_embeddings(path: Path, labels: Path | None = None) -> DoctorReport:
         shape = f"{embedded.embeddings.dtype} {embedded.embeddings.shape}"
         raise UserError(f"{path}: embeddings are {shape}; expected floating-point numbers, one row an image")
     counts = {"embeddings": len(embedded.labels), "dimensions": embedded.embeddings.shape[1]}
-    counts["classes"] = len(np.unique(embedded.labels))
-    labelled = np.full(len(embedded.labels), counts["classes"] < len(embedded.labels))
+    number, unit = labels_among(embedded)
+    counts[unit] = number
+    labelled = np.full(len(embedded.labels), number < len(embedded.labels))
     return DoctorReport(path.name, counts, ()).with_findings(examine_rows(embedded, labelled)[0])
