@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int64
 
 from aurank.arrays import select_rows
 from aurank.commands.run_options import RunOptions, prepare_model
+from aurank.config import Config
 from aurank.data import Manifest
 from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
@@ -130,6 +131,10 @@ def examine_data(
     if out is not None:
         require_table(manifest)
     train_labels = section.train_labels == "class"
+    if isinstance(config, Config) and train_labels and "train" in manifest.split_sizes:
+        from aurank.training import build, read_config  # which measuring does without
+
+        build.build_loss(read_config(str(data), overrides), manifest.split("train"))  # refuses what training would
     mined = [] if negatives is None else examine_negatives(read_negatives(negatives), manifest.paths)
     findings: list[Finding] = []
     candidates = None
