@@ -144,7 +144,8 @@ def read_shards(folder: Path) -> dict[str, Any]:
     if not is_table and not path.is_file():
         raise UserError(f"{folder} holds no embeddings, as it has no {INDEX}: {AGAIN}")
     with reading(path, "a table of embeddings", remedy="name one with vector and label" if is_table else AGAIN):
-        table = pyarrow.parquet.read_table(path, page_checksum_verification=True, pre_buffer=False)
+        files = pyarrow.parquet.ParquetDataset(path, page_checksum_verification=True, pre_buffer=False)
+        table = files.read([name for name in files.schema.names if name != "vector"])
         content = json.loads((table.schema.metadata or {}).get(FORMAT.encode(), '{"parts": {}}'))
         checksum = content.pop("checksum", content_sha256(content))
         record = checked(content, _Record)
@@ -156,8 +157,9 @@ def read_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{problem} is damaged, cut short or another one")
         matrices = [load_arrays(folder / file)[""] for file, (rows, _) in record.parts.items() if rows]
         if is_table:
-            chunks = [np.stack(chunk.to_numpy(zero_copy_only=False)) for chunk in table["vector"].chunks if len(chunk)]
-            matrices = [np.concatenate(chunks)]
+            batches = (file.to_batches(columns=["vector"], use_threads=False) for file in files.fragments)
+            vectors = (batch["vector"].to_numpy(zero_copy_only=False) for each in batches for batch in each)
+            matrices = [np.concatenate([np.stack(rows) for rows in vectors if len(rows)])]
         arrays: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:
