@@ -45,7 +45,7 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
     ]
     if "" in labels:
         image = names[labels.index("")]
-        expected = f"expected CLASS/{image.split('/')[-1]}"
+        expected = f"expected CLASS/{image.split('/')[-1]}, or without classes the reader unlabelled"
         problems.append(f"image {image!r} in {source.where} is in no class folder; {expected}")
     refuse_first(problems)
     drawn = draw_splits(labels, test_fraction, seed)
