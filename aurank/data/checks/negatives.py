@@ -65,10 +65,7 @@ def examine_negatives(table: Table, paths: Sequence[str]) -> list[Finding]:
     groups = [[int(rows[pairs[0], 1]), *rows[pairs, 0].tolist()] for pairs in near.values()]
     dropped = [row for row, path in enumerate(paths) if path in near]
     most = sorted(classes.items(), key=lambda confusion: -len(confusion[1]))
-    names = [
-        f"{both}, {len(pairs):,} pair{'s' * (len(pairs) > 1)}, least margin {margin[pairs[0]]:.3f}"
-        for both, pairs in most
-    ]
+    names = [f"{both}, {len(pairs):,} pairs, least margin {margin[pairs[0]]:.3f}" for both, pairs in most]
     confused = finding_of("confused", names, [rows[pairs[0]].tolist() for _, pairs in most])
     return [finding_of("suspect", suspects, groups, dropped), replace(confused, examples=tuple(names[:10]))]
 
