@@ -274,7 +274,7 @@ def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, mo
         found = {name: scope[name] for name in ("of_lance", "of_qdrant", "of_duckdb") if name in scope}
         assert found == dict.fromkeys(found, 1.0)
         if "duckdb" not in missing:
-            assert Embedded.load(Path("some.parquet")).embeddings.shape == (42, 512)
+            assert Embedded.load(Path("some.parquet")).embeddings.shape == (42, 8)
         if "ray" not in missing:
             embedded = Embedded.load(Path("embedded.parquet"))
             alone = aurank.load("runs/soprc/best").encode(embedded.paths.tolist(), batch_size=64)

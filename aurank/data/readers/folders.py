@@ -50,7 +50,7 @@ def read_folder(
     ]
     if "" in labels:
         image = names[labels.index("")]
-        expected = f"expected CLASS/{image.split('/')[-1]}"
+        expected = f"expected CLASS/{image.split('/')[-1]}, or without classes the reader unlabelled"
         problems.append(f"image {image!r} in {source.where} is in no class folder; {expected}")
     tops = [name.split("/")[0] if has_splits else "" for name in names]
     if subset is not None:
