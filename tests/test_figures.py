@@ -141,3 +141,12 @@ def test_what_the_pages_say_of_orders_is_so() -> None:
 
 def tables(name: str) -> Any:
     return RESULTS["tables"](BENCHMARK / f"{name}.jsonl")
+
+
+def test_the_figures_of_one_shot_are_those_of_the_probes() -> None:
+    table = (ROOT / "docs" / "fewshot.md").read_text(encoding="utf-8").split("<!-- figures -->")[1]
+    rows = json.loads((BENCHMARK / "omniglot_oneshot.json").read_text(encoding="utf-8"))
+    for row in rows:
+        cells = ["{:.4f} [{:.4f}, {:.4f}]".format(*row[protocol]) for protocol in ("within", "unstructured")]
+        assert f"| {row['model']} | {' | '.join(cells)} |" in table
+    assert len(NUMBER.findall(table)) == 6 * len(rows)
