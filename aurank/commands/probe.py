@@ -67,15 +67,14 @@ def probe_model(
         require_choice("protocol", name, (*PROTOCOLS, "20way-1shot", *episodic))
     kind, file = split_name(model)
     prepared = None if kind == "embeddings" else prepare_model(model, images, running, labels=labels)
-    rows: Any = None if prepared is None else prepared.dataset.manifest
+    rows: Any
     if prepared is None:
         rows, notes = saved_embeddings(model, file, labels, replace(images, usual=ALL))
+    else:
+        rows = prepared.dataset.manifest
+        require_distinct(rows, prepared.data)  # else a probe could train and test on one image
     if rows.multi_label:
-        raise UserError(
-            "a probe predicts one label for each row, and rows here have several: aurank evaluate takes them"
-        )
-    if prepared is not None:
-        require_distinct(rows, prepared.data)  # else an image could be learnt from and classified
+        raise UserError("a probe predicts one label a row, and rows here have several: aurank evaluate takes them")
     for name in episodic:  # refused before the images are embedded
         next(draw_episodes(**_episode_settings(name, rows)))
     if prepared is None:
@@ -87,8 +86,8 @@ def probe_model(
         try:
             if name in episodic:
                 embedded, about = (rows, notes) if prepared is None else prepared.embed()
-                how = {**_episode_settings(name, embedded), "episodes": episodes, "seeds": seeds or (0,)}
-                result = replace(few_shot(embedded.embeddings, **how), protocol=name)
+                settings = _episode_settings(name, embedded)
+                result = few_shot(embedded.embeddings, **settings, episodes=episodes, seeds=seeds or (0,))
             else:
                 result, about = probe(*arrays, protocol=name, k=k, seeds=seeds), notes
         except UserError as error:
@@ -96,7 +95,7 @@ def probe_model(
                 raise
             running.tell(f"no linear probe: {error}")
             continue
-        results[name] = replace(result, notes=[*result.notes, *about])
+        results[name] = replace(result, protocol=name, notes=[*result.notes, *about])
         if out is not None:
             results[name].save(out / f"{name}.json")
         running.finished(name, results[name])
@@ -110,8 +109,7 @@ def _episode_settings(name: str, rows: Any) -> dict[str, Any]:
         raise UserError(f"{name} is measured on Omniglot, whose files end in _01.png to _20.png: leave omniglot- out")
     if suffix == "-within" and (within := rows.super_labels) is None:
         raise UserError(f"{name} draws classes of one super-category, and these rows have none: leave -within out")
-    is_by_drawer = of_omniglot and suffix == "-within"
-    groups = np.array([int(drawer[1]) for drawer in drawers if drawer]) if is_by_drawer else None
+    groups = np.array([int(drawer[1]) for drawer in drawers if drawer]) if of_omniglot and within is not None else None
     labels = np.asarray(numbered(rows.labels, None, name="label")[0])
     return {"labels": labels, "within": within, "groups": groups, "ways": int(ways), "shots": int(shots)}
 
@@ -125,7 +123,7 @@ def _embed_sides(prepared: PreparedModel) -> tuple[list[Any], list[str]]:
     numbers = first_seen([name for manifest in reversed(sides.values()) for name in manifest.classes])
     labels = []
     for manifest in sides.values():
-        require_distinct(manifest, prepared.data)  # else a probe could train and test on one image
+        require_distinct(manifest, prepared.data)
         number_of = np.array([numbers[name] for name in manifest.classes], np.int64)
         labels.append(number_of[manifest.labels])
     split_labels(*labels)  # refused before the images are embedded
