@@ -187,3 +187,12 @@ def test_a_heads_configuration_has_the_rate_that_was_chosen(data: str) -> None:
     (chosen,) = (line["chosen"] for line in choices if line["method"] == "SOPRC, no semi-variance")
     rate = dict(override.split("=") for override in chosen)["optim.lr"]
     assert f"{read_config(f'{data}/head').optim.lr:.0e}" == f"{float(rate):.0e}"
+
+
+def test_the_figures_of_one_shot_are_those_of_the_probes() -> None:
+    table = (ROOT / "docs" / "fewshot.md").read_text(encoding="utf-8").split("<!-- figures -->")[1]
+    rows = json.loads((BENCHMARK / "omniglot_oneshot.json").read_text(encoding="utf-8"))
+    for row in rows:
+        cells = ["{:.4f} [{:.4f}, {:.4f}]".format(*row[protocol]) for protocol in ("within", "unstructured")]
+        assert f"| {row['model']} | {' | '.join(cells)} |" in table
+    assert len(re.findall(r"\d\.\d{4}", table)) == 6 * len(rows)
