@@ -165,7 +165,7 @@ def test_what_is_kept_measures_as_the_page_says_and_its_configuration_repeats_it
     assert "Not tried" not in page
     assert "<th></th>" not in page
     assert re.search(r"84 images of lit\d*, 14 classes; 60 train, 24 test", page)
-    assert re.search(r"<code>aurank adapt \S*config.yaml --out=\S*out --hours=1</code>", page)
+    assert re.search(r"<code>aurank adapt \S*mine.yaml --out=\S*out --hours=1</code>", page)
     assert f"Made by aurank {version('aurank')}." in page
     step = next(step for step in saved["steps"] if step["name"] == saved["kept"])
     assert 4 * aurank.load(out / "best").encode(np.zeros((9, 9, 3), np.uint8)).size == step["bytes"]
