@@ -7,7 +7,8 @@ import torch
 
 from aurank.losses import DCLLoss, EMC2Loss, FastCLIPLoss, FlatNCELoss, ISogCLRLoss, NeuCLIPLoss, PairLoss, SogCLRLoss
 
-# FastCLIP's default leaves none in an easy batch. Without ε: a query that is right by much gets a gradient without it alone.
+# FastCLIP's default leaves none in an easy batch.
+# Without ε: a query that is right by much gets a gradient without it alone.
 ALONE = {"epsilon": 0.0, "learn_temperature": False, "two_way": False, "num_prototypes": 64}
 LOSSES: dict[str, Callable[[], PairLoss]] = {
     "dcl": lambda: DCLLoss(0.005),
