@@ -97,11 +97,11 @@ def first_views(pairs: Pairs, order: Int64[Tensor, " reference"]) -> Bool[Tensor
     """Return True at the negatives of each query that come first of their id in this order."""
     if pairs.reference_ids is None:
         return pairs.negative
-    sample = pairs.reference_ids.unique(return_inverse=True)[1].expand_as(pairs.negative)
-    place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
-    place = torch.where(pairs.negative, place, len(order))
-    first = torch.full_like(place, len(order)).scatter_reduce_(1, sample, place, "amin")
-    return pairs.negative & (place == first.gather(1, sample))
+    sample = torch.unique(pairs.reference_ids, return_inverse=True)[1].expand_as(pairs.negative)
+    position = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+    position = torch.where(pairs.negative, position, len(order))
+    first = torch.full_like(position, len(order)).scatter_reduce_(1, sample, position, "amin")
+    return pairs.negative & (position == first.gather(1, sample))
 
 
 OutsideState = Literal["stored", "restart", "reencode"]

@@ -118,8 +118,8 @@ class SOPRCLoss(PairLoss):
         tau1, tau2: widths of the surrogates of FPR and TPR.
         num_quantiles: columns of v; the paper has one for each positive of the data set, the authors' code 100.
         prior: π of a class. "scaled": prior_max · count / greatest count, as the code; "frequency": count / sum of
-            counts, at which the estimate is unbiased; "batch": the weights' share in the
-            query's batch, the biased one (ablation).
+            counts, at which the estimate is unbiased; "batch": the weights' share in the query's batch, the biased one
+            (ablation).
         interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official"; they are
             clamped to [-1, 1] for cosine similarity.
         tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code. At tau2 = 0.001
