@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from measuring import parser_of, timed
 from pytorch_metric_learning.distances import CosineSimilarity
 from scipy.stats import beta, norm, uniform
@@ -52,7 +51,7 @@ def moving_average(seed: int, *, rows: int = 400, steps: int = 200) -> Figures:
     """Compare v after some steps of 3 scores of N(0.5, 0.1) with Prop. 1; each row of a table is a v of its own."""
     chance, index = torch.Generator().manual_seed(seed), torch.arange(rows)
 
-    def batch() -> Float[Tensor, "row quantile"]:
+    def batch() -> Tensor:
         return interpolated(torch.normal(0.5, 0.1, (rows, 3), generator=chance).sort(dim=1).values)
 
     many = torch.cat([batch() for _ in range(100)]).double()
@@ -73,14 +72,15 @@ def moving_average(seed: int, *, rows: int = 400, steps: int = 200) -> Figures:
 
 
 PRIOR, SIZE, BATCH = 0.1, 100_000, 2_000
-SCORES = {  # of positives and of negatives
+# positives, negatives
+SCORES = {
     "binormal": (norm(1), norm()),
     "bibeta": (beta(5, 2), beta(2, 5)),
     "offset uniform": (uniform(0.5), uniform()),
 }
 
 
-def samples(scores: Tensor, count: int, repeats: int, chance: np.random.Generator) -> Float[Tensor, "repeat count"]:
+def samples(scores: Tensor, count: int, repeats: int, chance: np.random.Generator) -> Tensor:
     return scores[torch.from_numpy(chance.integers(len(scores), size=(repeats, count)))].float()
 
 
@@ -154,14 +154,9 @@ def gradient_change(seed: int, *, trials: int = 60) -> Figures:
     centres = torch.randn(28, WIDTH, generator=chance)[labels]
     weight = torch.randn(WIDTH, DIM, generator=chance) / WIDTH**0.5
     soprc = partial(losses.SOPRCLoss, torch.full((28,), 4), semi_variance=None)
-    compared: dict[str, losses.PairLoss] = {
-        "SmoothAP": losses.SmoothAPLoss(),
-        "FastAP": losses.FastAPLoss(),
-        "BlackBox AP": losses.BlackBoxAPLoss(margin=0, flat_weight=0),
-        "SOPRC without v": soprc(moving_average=False),
-        "SOPRC": soprc(),
-    }
-
+    compared = {"SmoothAP": losses.SmoothAPLoss(), "FastAP": losses.FastAPLoss()}
+    compared |= {"BlackBox AP": losses.BlackBoxAPLoss(margin=0, flat_weight=0)}
+    compared |= {"SOPRC without v": soprc(moving_average=False), "SOPRC": soprc()}
     inputs = partial(torch.normal, centres, 1.2, generator=chance)
 
     def gradient(loss: losses.PairLoss, rows: Tensor) -> Tensor:
@@ -181,17 +176,16 @@ def gradient_change(seed: int, *, trials: int = 60) -> Figures:
             before = gradient(loss, rows)
             lengths[name] += before.norm()
             changes[name] += (before - gradient(loss, changed)).norm()
-    return {name: float(changes[name] / lengths[name]) for name in compared}
+    figures = {name: float(changes[name] / lengths[name]) for name in compared}
+    return figures | {f"SOPRC minus {name}": figures["SOPRC"] - figures[name] for name in compared if name != "SOPRC"}
 
 
-COSINE, CLIP_TEMPERATURE, SEEN = CosineSimilarity(), 0.07, 20_480
+COSINE, TAU, SEEN = CosineSimilarity(), 0.07, 20_480
 NORMALIZERS: dict[str, Callable[[int], Any]] = {  # without a memory FastCLIP's estimate is that of the batch
-    "mini-batch": lambda n: losses.FastCLIPLoss(
-        n, "v1", temperature=CLIP_TEMPERATURE, gamma=1.0, gamma_schedule="constant"
-    ),
-    "FastCLIP": lambda n: losses.FastCLIPLoss(n, "v1", temperature=CLIP_TEMPERATURE),
+    "mini-batch": lambda n: losses.FastCLIPLoss(n, "v1", temperature=TAU, gamma=1.0, gamma_schedule="constant"),
+    "FastCLIP": lambda n: losses.FastCLIPLoss(n, "v1", temperature=TAU),
     "NeuCLIP": lambda _: losses.NeuCLIPLoss(
-        DIM, 1024, temperature=CLIP_TEMPERATURE, learn_temperature=False, inner_lr=0.01, restart_every=50
+        DIM, 1024, temperature=TAU, learn_temperature=False, inner_lr=0.01, restart_every=50
     ),
 }
 
@@ -214,8 +208,11 @@ def errors(name: str, batch: int, size: int, seed: int) -> Iterator[float]:
     loss, steps, everything = NORMALIZERS[name](size), SEEN // batch, torch.arange(size)
     optimiser = torch.optim.AdamW(towers.parameters(), lr=1e-3)
 
+    def embedded(rows: Tensor) -> list[Tensor]:
+        return [tower(side[rows]) for tower, side in zip(towers, sides, strict=True)]
+
     def pairs_of(rows: Tensor) -> losses.Pairs:
-        images, texts = (tower(side[rows]) for tower, side in zip(towers, sides, strict=True))
+        images, texts = embedded(rows)
         return make_pairs(read_inputs(images, rows, ref_emb=texts, ref_labels=rows), distance=COSINE, two_way=True)
 
     for step in range(steps):
@@ -224,16 +221,16 @@ def errors(name: str, batch: int, size: int, seed: int) -> Iterator[float]:
         if step * batch % size == 0:
             order = torch.randperm(size)
         rows = order[step * batch % size :][:batch]
-        images, texts = (tower(side[rows]) for tower, side in zip(towers, sides, strict=True))
+        images, texts = embedded(rows)
         optimiser.zero_grad()
         loss(images, rows, ref_emb=texts, ref_labels=rows, ids=rows, ref_ids=rows).backward()
         optimiser.step()
         if (step + 1) % (steps // 5) == 0:
             with torch.no_grad():
-                exact = log_mean_exp(pairs_of(everything), CLIP_TEMPERATURE, relative=True)
+                exact = log_mean_exp(pairs_of(everything), TAU, relative=True)
                 if name == "mini-batch":
                     parts = [pairs_of(rows) for rows in everything.split(batch)]
-                    estimate = torch.cat([log_mean_exp(part, CLIP_TEMPERATURE, relative=True) for part in parts])
+                    estimate = torch.cat([log_mean_exp(part, TAU, relative=True) for part in parts])
                 else:  # nothing moves while gradients are disabled
                     estimate = loss.log_u[0] if name == "FastCLIP" else loss.alpha(pairs_of(everything))
                 yield float((estimate - exact).square().mean())
@@ -253,16 +250,18 @@ CONVERGING: dict[str, Callable[[], Any]] = {  # of two fixed views a sample, eac
 
 
 def convergence(seed: int) -> Figures:
-    """Return what batches of 4 of 200 samples come to: SGD with a cosine, by equal steps and by equal processor time.
+    """Return log10 of the exact loss's squared gradient norm after SGD with batches of 4 of 200 samples.
 
-    The global loss is that of every view against the 398 of other samples.
+    By equal steps and by equal processor time. The exact loss is that of every view against the 398 of other samples.
     """
     figures = Figures()
     for by in ("steps", "seconds"):
         for name in CONVERGING:
-            norm, value, steps = converged(name, by, seed)
-            figures |= {f"{name}, equal {by}, log10 of the squared norm": math.log10(norm)}
-            figures |= {f"{name}, equal {by}, loss": value, f"{name}, equal {by}, steps": steps}
+            length, value, steps = converged(name, by, seed)
+            figures |= {f"{name}, equal {by}": math.log10(length), f"{name}, equal {by}, loss": value}
+            figures[f"{name}, equal {by}, steps"] = steps
+        emc2 = figures[f"EMC², equal {by}"]
+        figures |= {f"EMC² minus {name}, equal {by}": emc2 - figures[f"{name}, equal {by}"] for name in CONVERGING}
     return figures
 
 
@@ -309,31 +308,34 @@ def texts_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
         runs = [line["figures"] for line in lines if line["claim"] == claim]
         for name in runs[0]:
             mean, half_width, _ = over_seeds(np.array([run[name] for run in runs]))
-            text = f"{mean:.3f}" if half_width is None else f"{mean:.3f} ± {half_width:.3f}"
-            texts.setdefault(claim, {})[name] = text
+            texts.setdefault(claim, {})[name] = f"{mean:.3f} ± {half_width:.3f}"
     return texts
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     given, file = parser_of(__doc__, only=list(CLAIMS)).parse_args(), FOLDER / "claims.jsonl"
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     lines = [line for line in lines if line["claim"] not in given.only]
-    about = {"commit": package_commit(), "device": f"{platform.machine()} CPU", "torch": torch.__version__}
+    about = {
+        "commit": package_commit(),
+        "device": f"{platform.machine()} CPU",
+        "torch": torch.__version__,
+        "threads": 1,
+    }
     for claim in given.only:
         measure, seeds = CLAIMS[claim]
         for seed in range(seeds):
             (_, processor), figures = timed(measure, seed)
             rounded = {name: float(f"{figure:.5g}") for name, figure in figures.items()}
-            of_run = {"processor_seconds": round(processor, 1), "threads": torch.get_num_threads()}
-            lines.append({"claim": claim, "seed": seed, "figures": rounded, **of_run, **about})
-            print(claim, seed, of_run, flush=True)
+            lines.append({"claim": claim, "seed": seed, "figures": rounded, "processor_seconds": processor, **about})
+            print(f"{claim}, seed {seed}: {processor:.0f} s", flush=True)
     lines.sort(key=lambda line: list(CLAIMS).index(line["claim"]))
     write_text(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    tables = [
-        f"## {claim}\n\n{markdown_table(['figure', 'mean'], list(texts.items()))}"
-        for claim, texts in texts_of(lines).items()
-    ]
-    write_text(FOLDER / "claims.txt", "\n\n".join(tables) + "\n")
+    tables = {
+        claim: markdown_table(["figure", "mean"], list(texts.items())) for claim, texts in texts_of(lines).items()
+    }
+    write_text(FOLDER / "claims.txt", "\n\n".join(f"## {claim}\n\n{table}" for claim, table in tables.items()) + "\n")
 
 
 if __name__ == "__main__":
