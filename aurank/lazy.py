@@ -75,6 +75,7 @@ def imported(home: str, package: str = "") -> Any:
 _PACKAGES = {
     "cv2": "opencv-python-headless", "faiss": "faiss-cpu", "open_clip": "open-clip-torch", "ruamel": "ruamel.yaml",
     "milvus_lite": "milvus-lite", "python_multipart": "python-multipart", "PIL": "pillow", "sklearn": "scikit-learn",
+    "lance": "pylance",
 }  # fmt: skip
 
 

@@ -1,73 +1,38 @@
-"""The tables of the pages, and the figures that their prose cites, follow from docs/benchmark/*.jsonl."""
+"""The tables of the pages, and the figures and orders of their prose, follow from docs/benchmark/*.jsonl."""
 
 import json
 import re
 import runpy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from aurank.errors import UserError
+from aurank.training import read_config
 
 ROOT = Path(__file__).parents[1]
 BENCHMARK = ROOT / "docs" / "benchmark"
 RESULTS: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "results.py"))
-NUMBER = re.compile(r"[-+]?\d\.\d{4}")
-PCA, IDENTITY, RANDOM = RESULTS["PCA"], RESULTS["IDENTITY"], "32 pixels, from random weights"
-RANDOM_200, UNTRAINED = f"{RANDOM}, 200 steps", RESULTS["UNTRAINED"]
-# What prose cites, by page: the words, and the cell (file / setting / method / column) or the file with their figures.
-CITED = {
-    "README.md": {
-        "0.4063 as they are": f"grocery_heads / {IDENTITY} / {UNTRAINED} / mAUPRC",
-        "SupCon 0.4977 ± 0.0003": f"grocery_heads / {IDENTITY} / SupCon / mAUPRC",
-        "SOPRC 0.5025 ± 0.0009": f"grocery_heads / {IDENTITY} / SOPRC / mAUPRC",
-        "SupCon 0.5094 at": "grocery_rates /  / SupCon, 2e-4, 0.07 / mAUPRC",
-        "Multi-Similarity 0.6905 ± 0.0169": "grocery_recipe /  / Multi-Similarity, projection from PCA / mAUPRC",
-        "SupCon 0.6831 ± 0.0084": "grocery_recipe /  / SupCon, projection from PCA / mAUPRC",
-        "SOPRC 0.6687 ± 0.0096": "grocery_recipe /  / SOPRC, projection from PCA / mAUPRC",
-    },
-    "docs/results.md": {
-        "0.7131 ± 0.0130": "grocery_recipe /  / SupCon, 160 pixels, projection from PCA / mAUPRC",
-        "0.6652 ± 0.0153 without either": "grocery_recipe /  / SupCon / mAUPRC",
-        "Multi-Similarity (0.6905)": "grocery_recipe /  / Multi-Similarity, projection from PCA / mAUPRC",
-        "SupCon (0.6831)": "grocery_recipe /  / SupCon, projection from PCA / mAUPRC",
-        "SOPRC (0.6687)": "grocery_recipe /  / SOPRC, projection from PCA / mAUPRC",
-        "0.6906)": "grocery_recipe /  / Multi-Similarity, β 50, projection from PCA / mAUPRC",
-        "it has 0.5094 ± 0.0005": "grocery_rates /  / SupCon, 2e-4, 0.07 / mAUPRC",
-        "by +0.0069 [−0.0010, +0.0147]": "grocery_rates /  / SupCon, 2e-4, 0.07 / minus SOPRC",
-        "alone has mAUPRC 0.4063": f"grocery_heads / {PCA} / {UNTRAINED} / mAUPRC",
-        "Recall@1 0.9171": f"grocery_heads / {PCA} / {UNTRAINED} / Recall@1",
-        "−0.0142 [−0.0238, −0.0050]": f"grocery_heads / {PCA} / SOPRC / minus SupCon",
-        "iSogCLR from PCA (0.2016)": f"omniglot_heads / {PCA} / iSogCLR / mAUPRC",
-        "EMC² from the identity (0.2042)": f"omniglot_heads / {IDENTITY} / EMC² / mAUPRC",
-        "0.7288 [0.6847, 0.7703]": "configs/grocery/best.yaml",
-        "0.8406 and 0.8407": "configs/grocery/best.yaml",
-        "`random_crop`: 0.6514 ± 0.0270": "grocery_tuned / random_crop / SOPRC / mAUPRC",
-        "0.6637 ± 0.0390": "grocery_tuned / random_crop / SupCon / mAUPRC",
-        "0.6325 ± 0.0168": "grocery_tuned / crop_flip / SOPRC / mAUPRC",
-        "0.6591 ± 0.0190": "grocery_tuned / crop_flip / SupCon / mAUPRC",
-        "mAUPRC 0.7280 here": "tools/benchmarks/grocery_teacher.yaml",
-        "it has 0.6855": "tools/benchmarks/grocery_teacher.yaml",
-        "0.6716 ± 0.0136 and its own": "grocery_teacher /  / SupCon / mAUPRC",
-        "0.6918 ± 0.0122": "grocery_teacher /  / distilled / mAUPRC",
-        "0.4746 ± 0.0107 in place": "grocery_upgrade /  / new on old, mapped / mAUPRC",
-        "to 0.7604": "grocery_upgrade /  / new on old, mapped / Recall@1",
-        "by −0.0393": "grocery_upgrade /  / compatible, new on new / minus new on new",
-        "Multi-Similarity 0.5353 ± 0.0051": f"omniglot_random / {RANDOM} / Multi-Similarity / mAUPRC",
-        "Contrastive 0.4932 ± 0.0101": f"omniglot_random / {RANDOM} / Contrastive / mAUPRC",
-        "SOPRC 0.4713 ± 0.0157": f"omniglot_random / {RANDOM} / SOPRC / mAUPRC",
-        "BlackBox AP 0.4422 ± 0.0088": f"omniglot_random / {RANDOM} / BlackBox AP / mAUPRC",
-        "list-wise AP 0.4297 ± 0.0169": f"omniglot_random / {RANDOM} / list-wise AP / mAUPRC",
-        "SmoothAP 0.4004 ± 0.0305": f"omniglot_random / {RANDOM} / SmoothAP / mAUPRC",
-        "SOPRC (0.2008 ± 0.0222)": f"omniglot_200 / {RANDOM_200} / SOPRC / mAUPRC",
-        "Multi-Similarity (0.1970 ± 0.0094)": f"omniglot_200 / {RANDOM_200} / Multi-Similarity / mAUPRC",
-    },
-    "docs/claims.md": {
-        "−0.0038 ± 0.0134 for Multi-Similarity": f"omniglot_200 / {RANDOM_200} / Multi-Similarity / minus SOPRC"
-    },
-}
-ELSEWHERE = {"0.6611", "0.6660", "0.6592"}  # of tools/plain_loop.py; no file holds its lines
+PCA, IDENTITY, UNTRAINED = RESULTS["PCA"], RESULTS["IDENTITY"], RESULTS["UNTRAINED"]
+SETTINGS = {"PCA": [PCA], "identity": [IDENTITY], "both": [PCA, IDENTITY]}
+# Files without values of each class or without a commit, and a page without lines, until new ones take their place.
+TO_REPLACE = {"omniglot_200", "omniglot_random", "soprc_parts", "docs/claims.md"}
+PAGES = ("README.md", "docs/results.md", "docs/orders.md", "docs/claims.md")
+FIGURE = re.compile(r"[-+]?\d\.\d{3,}|\b\d+(?=(?:st|nd|rd|th)\b)")
+WORD = re.compile(
+    r"\b(first|second|third|above|below|before|lead|leads|leading|level|higher|lowers?|raises?|better|worse|gains?"
+    r"|loses?|less|(?<!/)best)\b"
+)
+SAYS: dict[str, dict[str, Any]] = YAML(typ="safe").load((ROOT / "tests/figures.yaml").read_text(encoding="utf-8"))
+EACH = [
+    (page, words, source)
+    for page, says in SAYS.items()
+    for words, sources in says.items()
+    for source in (sources if isinstance(sources, list) else [sources])
+]
 
 
 def flat(page: str) -> str:
@@ -76,68 +41,158 @@ def flat(page: str) -> str:
     return " ".join(re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE).split())
 
 
-@pytest.mark.parametrize(("page", "words"), [(page, words) for page, cited in CITED.items() for words in cited])
-def test_a_figure_in_prose_is_that_of_the_lines(page: str, words: str) -> None:
-    source = CITED[page][words]
-    is_file = source.endswith(".yaml")
-    text = (ROOT / source).read_text(encoding="utf-8") if is_file else RESULTS["cell"](*source.split(" / "))
+def lines(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (BENCHMARK / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def read(source: str | None) -> list[tuple[str, str, list[str], str]]:
+    """Return file, setting, names with the signs between them, and column, for each file and setting of a source."""
+    if not source or " / " not in source:
+        return []
+    name, setting, names, column = (part.strip() for part in source.split(" / "))
+    files = [f"{data}{name}" for data in ("grocery", "omniglot")] if name.startswith("_") else [name]
+    signs = re.split(r" (>>|>|~) ", names)
+    return [(file, each, signs, column) for file in files for each in SETTINGS.get(setting, [setting])]
+
+
+def sides(file: str, setting: str, names: list[str]) -> list[list[str]]:
+    """Return the methods of each side of an order, `*` as all other trained ones."""
+    named = [name.split(" & ") for name in names[::2]]
+    others = trained(file, setting) - {name for side in named for name in side}
+    return [sorted(others) if side == ["*"] else side for side in named]
+
+
+def trained(file: str, setting: str) -> set[str]:
+    return {row.name for row in RESULTS["tables"](file)[setting].rows if row.seeds}
+
+
+def holds(file: str, setting: str, left: str, sign: str, right: str, column: str) -> bool:
+    if sign != ">":
+        block = RESULTS["tables"](file, right)[setting]
+        low, high = next(row.difference.interval for row in block.rows if row.name == left)
+        return low > 0 if sign == ">>" else low <= 0 <= high
+    rows = {row.name: row for row in RESULTS["tables"](file)[setting].rows}
+    values = {
+        "mAUPRC": lambda row: row.mauprc.mean,
+        "Recall@1": lambda row: row.recall[0],
+        "validation rank": lambda row: -row.ranks[1],
+    }
+    return values[column](rows[left]) > values[column](rows[right])
+
+
+@pytest.mark.parametrize(("page", "words", "source"), EACH, ids=[f"{page}: {words}" for page, words, _ in EACH])
+def test_what_prose_says_is_that_of_the_lines(page: str, words: str, source: str | None) -> None:
     words = words.replace("−", "-")
     assert words in flat(page)
-    assert set(NUMBER.findall(words)) <= set(NUMBER.findall(text))
-    assert is_file or NUMBER.findall(words)[0] == NUMBER.findall(text)[0]
+    figures = FIGURE.findall(words)
+    if source and " / " not in source:
+        assert set(figures) <= set(FIGURE.findall((ROOT / source).read_text(encoding="utf-8")))
+    for file, setting, names, column in read(source):
+        if len(names) == 1:
+            text = RESULTS["cell"](file, setting, names[0], column)
+            first, *others = FIGURE.findall(text) or [text]
+            assert first in figures
+            assert "±" not in words or set(figures) <= {first, *others}
+        for sign, (above, below) in zip(names[1::2], pairwise(sides(file, setting, names)), strict=True):
+            assert all(holds(file, setting, higher, sign, lower, column) for higher in above for lower in below)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_every_figure_in_prose_is_cited_above(page: str) -> None:
-    by_seed = [f"{line['mauprc']:.4f}" for line in runs("grocery_recipe") if line["method"] == "SupCon"]
-    cited = {number for words in CITED[page] for number in NUMBER.findall(words.replace("−", "-"))}
+@pytest.mark.parametrize("page", PAGES)
+def test_every_figure_and_word_of_order_is_listed(page: str) -> None:
     prose = re.sub(r"<!-- table: .*?<!-- /table -->", "", flat(page))
-    assert set(NUMBER.findall(prose)) - cited - set(by_seed) <= ELSEWHERE
-    assert page == "README.md" or f"in place of {', '.join(by_seed)}" in prose
+    phrases = [re.finditer(re.escape(words.replace("−", "-")), prose) for words in SAYS[page]]
+    listed = {index for matches in phrases for match in matches for index in range(*match.span())}
+    matches = [match for pattern in (FIGURE, WORD) for match in pattern.finditer(prose)]
+    unlisted = [
+        prose[max(0, match.start() - 40) : match.end() + 40] for match in matches if match.start() not in listed
+    ]
+    assert bool(unlisted) == (page in TO_REPLACE), unlisted
 
 
-def runs(name: str) -> list[dict[str, Any]]:
-    lines = (BENCHMARK / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [line for line in map(json.loads, lines) if line["kind"] == "run"]
+def mentioned() -> set[tuple[str, str, str]]:
+    """Return file, setting and method of what a short table shows or prose is about."""
+    methods: set[tuple[str, str, str]] = set()
+    for page in RESULTS["PAGES"]:
+        for table in re.findall(r"<!-- table: (.+?) -->", page.read_text(encoding="utf-8")):
+            (_, shown), *columns = RESULTS["TABLES"].get(table, [("", ())])
+            for _, file, setting, *_ in columns:
+                if file in RESULTS["FILES"]:
+                    rows = RESULTS["tables"](file)[setting].rows
+                    methods |= {(file, setting, name) for name in shown or [row.name for row in rows]}
+    for _, words, source in EACH:
+        for file, setting, names, column in read(source):
+            if "*" not in names or str(len(trained(file, setting))) in words:
+                methods |= {(file, setting, name) for side in sides(file, setting, names) for name in side}
+            methods.add((file, setting, column.removeprefix("minus ")))
+    return methods
+
+
+def test_a_line_is_on_a_page_and_has_values_of_each_class_and_a_commit() -> None:
+    methods = mentioned()
+    for file in RESULTS["FILES"]:
+        about, *others = lines(file)
+        classes = {line["split"]: len(line["classes"]) for line in others if line["kind"] == "split"}
+        units = [line for line in others if line["kind"] in ("choice", "run", "untrained")]
+        tests = [line for line in units if line["kind"] != "choice" and "error" not in line]
+        faults = [commit for line in units if not re.fullmatch(r"[0-9a-f]{7,40}", commit := str(line.get("commit")))]
+        faults += [line["split"] for line in tests if not 1 < len(line["ap_by_class"]) == classes[line["split"]]]
+        for line in units:
+            settings = about["settings"] if line["kind"] == "untrained" else [line["setting"]]
+            if not methods & {(file, setting, line["method"] or UNTRAINED) for setting in settings}:
+                faults.append(f"no page mentions {line['method']}, {line['setting']}")
+        assert bool(faults) == (file in TO_REPLACE), (file, set(faults))
 
 
 def test_the_tables_are_those_of_the_lines() -> None:
-    page = RESULTS["PAGE"].read_text(encoding="utf-8")
-    assert RESULTS["fill"](page) == page, "write them anew: python tools/results.py"
-    stale = page.replace("| 0.5025 |", "| 0.5026 |")
-    assert stale != page
-    assert RESULTS["fill"](stale) == page
+    pages = {page: page.read_text(encoding="utf-8") for page in RESULTS["PAGES"]}
+    assert {page: RESULTS["fill"](text) for page, text in pages.items()} == pages, (
+        "write them anew: python tools/results.py"
+    )
+    page = pages[ROOT / "docs/results.md"]
+    stale = re.sub(r"\| 0(\.\d{4} \()", r"| 1\1", page, count=1)
+    assert stale != page == RESULTS["fill"](stale)
     tables = (BENCHMARK / "tables.txt").read_text(encoding="utf-8")
     assert tables == RESULTS["all_tables"](), "write them anew: python tools/results.py"
-    for file in BENCHMARK.glob("*.jsonl"):
-        named = tables.split(f"## {file.name}\n")[1].split("\n## ")[0]
-        assert all(f"| {line['method']} |" in named for line in runs(file.stem))
     with pytest.raises(UserError, match="'C'"):
         RESULTS["cell"]("grocery_recipe", "", "C", "mAUPRC")
 
 
-def test_what_the_pages_say_of_orders_is_so() -> None:
-    pca, identity = ({row.name: row for row in block.rows} for block in tables("grocery_heads"))
-    features, losses = pca[UNTRAINED].recall[0], [name for name, row in pca.items() if row.seeds]
-    assert len(losses) == 28
-    assert all(pca[name].recall[0] < features < identity[name].recall[0] for name in losses)
-    higher = {name for name in losses if pca[name].mauprc.mean > identity[name].mauprc.mean}
+def test_what_prose_says_of_several_tables_is_so() -> None:
+    taus = {orders: float(tau) for orders, tau in re.findall(r"\| (.+?) \| (-?\d\.\d+) ", RESULTS["order_table"]())}
+    for start in ("PCA", "identity"):
+        by_validation = [taus[f"{data}, {start}: validation and test"] for data in ("groceries", "Omniglot")]
+        assert by_validation == sorted(by_validation)
+        assert taus[f"groceries, {start}; Omniglot, {start}"] < taus["Omniglot, PCA; Omniglot, identity"]
+    pca, identity = (
+        {row.name: row for row in RESULTS["tables"]("grocery_heads")[start].rows if row.seeds}
+        for start in (PCA, IDENTITY)
+    )
+    higher = {name for name in pca if pca[name].mauprc.mean > identity[name].mauprc.mean}
     assert higher == {"FastAP", "AUROC", "SupAP", "Contrastive"}
-    for block in tables("omniglot_heads"):
-        rows = {row.name: row for row in block.rows}
-        assert len([row for row in rows.values() if row.seeds]) == 28
-        assert max(rows, key=lambda name: rows[name].mauprc.mean) == "Multi-Similarity"
-        other = "iSogCLR" if block.setting == PCA else "EMC²"
-        above = ("Multi-Similarity", "Circle", "SOPRC", "SogCLR", other)
-        assert all(rows[name].difference.interval[0] > 0 for name in above)
-    (recipe,) = tables("grocery_recipe")
-    rows = {row.name: row for row in recipe.rows}
-    assert {row.seeds for row in rows.values()} == {3}
-    start = rows["SupCon, projection from PCA"].difference
-    assert min(start.mean - start.half_width, start.interval[0]) > 0
-    assert rows["SupCon, rate 1e-3"].difference.interval[1] < 0
-    assert max(rows, key=lambda name: rows[name].mauprc.mean) == "SupCon, 160 pixels, projection from PCA"
+    for file in ("grocery_heads", "omniglot_heads"):
+        rows = [row for row in RESULTS["tables"](file)[IDENTITY].rows if row.name in RESULTS["HEADS"]]
+        assert max(row.difference.half_width for row in rows if row.difference) < 0.0035
+    recipe = {}
+    for line in lines("grocery_recipe")[2:]:
+        recipe.setdefault(line["method"], []).append(line["mauprc"])
+    assert all(
+        after > before for before, after in zip(recipe["SupCon"], recipe["SupCon, projection from PCA"], strict=True)
+    )
+    assert f"in place of {', '.join(f'{value:.4f}' for value in recipe['SupCon'])}" in flat("docs/results.md")
 
 
-def tables(name: str) -> Any:
-    return RESULTS["tables"](BENCHMARK / f"{name}.jsonl")
+@pytest.mark.parametrize("data", ["grocery", "omniglot"])
+def test_a_heads_configuration_has_the_rate_that_was_chosen(data: str) -> None:
+    choices = [line for line in lines(f"{data}_parameters") if line["kind"] == "choice"]
+    (chosen,) = (line["chosen"] for line in choices if line["method"] == "SOPRC, no semi-variance")
+    rate = dict(override.split("=") for override in chosen)["optim.lr"]
+    assert f"{read_config(f'{data}/head').optim.lr:.0e}" == f"{float(rate):.0e}"
+
+
+def test_the_figures_of_one_shot_are_those_of_the_probes() -> None:
+    table = (ROOT / "docs" / "fewshot.md").read_text(encoding="utf-8").split("<!-- figures -->")[1]
+    rows = json.loads((BENCHMARK / "omniglot_oneshot.json").read_text(encoding="utf-8"))
+    for row in rows:
+        cells = ["{:.4f} [{:.4f}, {:.4f}]".format(*row[protocol]) for protocol in ("within", "unstructured")]
+        assert f"| {row['model']} | {' | '.join(cells)} |" in table
+    assert len(re.findall(r"\d\.\d{4}", table)) == 6 * len(rows)

@@ -157,16 +157,16 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 
 # Lines of the package, and of a room: it may shrink, and takes from another what it needs more, in the same commit.
-TOTAL = 35_200  # 33,600, 900 for adaptation, sets of labels, teachers and upgrades, and 700 for search
+TOTAL = 35_400  # 33,600; 900 for adaptation, sets of labels, teachers, upgrades; 700 for search; 200 for the evidence
 BUDGETS = {
-    "data": 5800,
+    "data": 5930,
     "losses": 5680,
     "evaluation": 6900,
     "models": 2400,
     "embedding": 2550,
     "training": 2400,
     "reporting": 1500,
-    "commands exporting serving": 5150,
+    "commands exporting serving": 5180,
     "config": 960,
     "cli": 1040,
     "": 1020,  # beside the rooms

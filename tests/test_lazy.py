@@ -89,6 +89,7 @@ REFUSED = {
     "evaluate --model embeddings:gone.npz --out new": "gone.npz",
     "evaluate --model timm:resnet18 --data digits: --out other": "--out other holds the result of another command",
     "embed --model aurank:gone --data folder:gone --out rows.npz": "no checkpoint at gone",
+    "embed --model timm:resnet18 --data digits: --out rows.lance": "rows.lance needs pylance",
     "index build --model timm:resnet18 --data digits: --out full": "--out full holds other files",
     "search gone x.jpg": "no index at gone",
     "export gone/best --to onnx --out full": "--out full holds 'file'",
@@ -128,7 +129,7 @@ def test_what_needs_no_model_is_refused_before_anything_heavy_is_imported(tmp_pa
     code = """
 import shlex, sys
 from aurank.cli import main
-sys.modules |= dict.fromkeys(("faiss", "open_clip", "optuna", "pymilvus"))  # as if they were not there
+sys.modules |= dict.fromkeys(("faiss", "lance", "open_clip", "optuna", "pymilvus"))  # as if they were not there
 for command in sys.stdin.read().splitlines():
     sys.argv = ["aurank", *shlex.split(command)]
     try:

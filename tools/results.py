@@ -2,117 +2,156 @@
 
     python tools/results.py
 
-writes docs/benchmark/tables.txt (all of them), the short tables of docs/results.md between `<!-- table: NAME -->` and
-`<!-- /table -->`, and the pictures that pages show. tests/test_figures.py fails where one is not what the lines give.
+writes docs/benchmark/tables.txt (all of them), the short tables of the pages between `<!-- table: NAME -->` and
+`<!-- /table -->`, and the pictures that pages show. A short table is empty until all its files are there, and a pair of
+orders is left out. tests/test_figures.py fails where a page is not what the lines give, or a line is on no page.
 """
 
 import re
 from functools import cache
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from aurank.errors import UserError
+from aurank.evaluation.significance import rank_correlation
 from aurank.files import write_text
-from aurank.reporting.benchmark_page import cells_of, draw_intervals, read_tables, to_markdown_tables
+from aurank.reporting.benchmark_page import SettingTable, cells_of, draw_intervals, read_tables, to_markdown_tables
 from aurank.reporting.tables import markdown_table
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "docs" / "benchmark"
-PAGE = BENCHMARK.parent / "results.md"
+FILES = {file.stem for file in BENCHMARK.glob("*.jsonl")}
+PAGES = sorted(BENCHMARK.parent.glob("*.md"))
 PICTURES = ("grocery_heads", "omniglot_heads", "omniglot_200", "soprc_parts")
-# A cell is a mean, ± half the width of the interval over seeds, and [the interval over classes and seeds].
-CELL = re.compile(r"([-+]?\d\.\d+)(?: (± \d\.\d+))?(?: (\[.+\]))?")
+# A cell is a mean, ± half the width of the interval over seeds, [the interval over classes and seeds], and (ranks).
+CELL = re.compile(r"([-+]?\d\.\d+)(?: (± \d\.\d+))?(?: (\[.+\]))?(?: (\(.+\)))?")
 MEAN, SEEDS, CLASSES, BOTH = (1,), (1, 2), (1, 3), (1, 2, 3)
+RANKED = (1, 4)  # a mean and (its rank in the test/that of its choice in validation)
 UNTRAINED = "the embeddings as they are"
+BY = ("test", "validation")
 PCA, IDENTITY = "PCA, 128 numbers", "identity, 1280 numbers"
 HEADS = (
-    *("SupCon", "list-wise AP", "SOPRC", "PNP", "SmoothAP", "Circle", "Recall@k surrogate", "FastAP"),
-    *("Multi-Similarity", "SogCLR", "Triplet", "ArcFace"),
+    *("SupCon", "SOPRC", "Multi-Similarity", "Circle", "SogCLR", "DCL", "SmoothAP", "list-wise AP", "PNP", "FastAP"),
+    *("ArcFace", UNTRAINED, "center", "whiten:dim=128"),
 )
 PARAMETERS = (
     *("SOPRC", "SOPRC, λ1 alone", "SOPRC, λ2 alone", "SOPRC, no semi-variance", "SOPRC, no semi-variance, π 0.5"),
-    *("PNP", "PNP, D_s", "SupCon"),
+    *("SOPRC, no semi-variance, π 0.5, τ1 0.05", "PNP", "PNP, D_s", "SupCon"),
 )
-STEPS = ("center", "whiten:dim=128", "whiten:dim=256")
-TRANSDUCTIVE = (
-    *("query_expansion", "database_augmentation", "k_reciprocal", "center, query_expansion, k_reciprocal"),
-    "whiten:dim=256, database_augmentation, query_expansion, k_reciprocal",
-)
-RECIPE = (
-    *("SupCon, 160 pixels, projection from PCA", "SupCon, 160 pixels", "Multi-Similarity, projection from PCA"),
-    *("SupCon, projection from PCA", "SupCon, 240 steps", "SOPRC, projection from PCA", "SupCon"),
-    *("SOPRC, no semi-variance, π 0.5, 240 steps", "SupCon, no warm-up", "SupCon, weight decay 0.05"),
-    *("SupCon, 8 photos a class", "SupCon, head rate × 10", "SupCon, rate 1e-3"),
-)
-UPGRADE = (
-    *("new on new", "new on old, mapped", "old on old"),
-    *("compatible, new on new", "compatible, new on old"),
-)
+NETWORKS = ("grocery_heads", "grocery_heads_lite1", "grocery_heads_lite2")
+EMOJI = ("emoji_heads_lite0", "emoji_heads_lite1", "emoji_heads_lite2")
+TRAINED = (("mAUPRC", SEEDS), ("Recall@1", MEAN), ("minus SupCon", BOTH))
 # The short tables by name: head and methods of the first column, then head, file, setting, column and parts of others.
-TABLES = {
+# () are all methods that the file of the first column has, None those without training.
+TABLES: dict[str, Any] = {
     "heads": (
-        ("loss", {name: name for name in HEADS} | {"no training": UNTRAINED, "no training, centred": "center"}),
-        ("groceries, PCA", "grocery_heads", PCA, "mAUPRC", MEAN),
-        ("identity", "grocery_heads", IDENTITY, "mAUPRC", MEAN),
+        ("loss", HEADS),
+        ("groceries, PCA", "grocery_heads", PCA, "mAUPRC", RANKED),
+        ("identity", "grocery_heads", IDENTITY, "mAUPRC", RANKED),
         ("minus SupCon", "grocery_heads", IDENTITY, "minus SupCon", CLASSES),
-        ("Omniglot, PCA", "omniglot_heads", PCA, "mAUPRC", MEAN),
-        ("identity", "omniglot_heads", IDENTITY, "mAUPRC", MEAN),
+        ("Omniglot, PCA", "omniglot_heads", PCA, "mAUPRC", RANKED),
+        ("identity", "omniglot_heads", IDENTITY, "mAUPRC", RANKED),
         ("minus SupCon", "omniglot_heads", IDENTITY, "minus SupCon", CLASSES),
     ),
+    "networks": (
+        ("loss", (*HEADS[:8], UNTRAINED)),
+        *((f"groceries, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(NETWORKS)),
+        *((f"emoji, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(EMOJI)),
+    ),
     "parameters": (
-        ("loss", {name: name for name in PARAMETERS}),
-        ("groceries", "grocery_parameters", PCA, "mAUPRC", SEEDS),
+        ("loss", PARAMETERS),
+        ("groceries", "grocery_parameters", PCA, "mAUPRC", RANKED),
         ("minus SupCon", "grocery_parameters", PCA, "minus SupCon", CLASSES),
-        ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", SEEDS),
+        ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", RANKED),
         ("minus SupCon", "omniglot_parameters", PCA, "minus SupCon", CLASSES),
     ),
-    "fine-tuning": (
-        ("training", {name: name for name in RECIPE}),
-        ("mAUPRC", "grocery_recipe", "", "mAUPRC", SEEDS),
-        ("Recall@1", "grocery_recipe", "", "Recall@1", MEAN),
-        ("minus SupCon", "grocery_recipe", "", "minus SupCon", BOTH),
+    "steps": (
+        ("loss", ()),
+        *((steps, "omniglot_steps", steps, "mAUPRC", SEEDS) for steps in ("300 steps", "2,000 steps")),
     ),
-    "teacher": (
-        ("training", {name: name for name in ("SupCon and distilled", "distilled", "SupCon")}),
-        ("mAUPRC", "grocery_teacher", "", "mAUPRC", SEEDS),
-        ("Recall@1", "grocery_teacher", "", "Recall@1", MEAN),
-        ("minus SupCon", "grocery_teacher", "", "minus SupCon", BOTH),
-    ),
+    "emoji": (("training", ()), *((name, "emoji_finetuned", "", name, parts) for name, parts in TRAINED)),
+    "fine-tuning": (("training", ()), *((name, "grocery_recipe", "", name, parts) for name, parts in TRAINED)),
+    "teacher": (("training", ()), *((name, "grocery_teacher", "", name, parts) for name, parts in TRAINED)),
     "upgrade": (
-        ("queries on gallery", {name: name for name in UPGRADE}),
-        ("mAUPRC", "grocery_upgrade", "", "mAUPRC", SEEDS),
-        ("Recall@1", "grocery_upgrade", "", "Recall@1", MEAN),
+        ("queries on gallery", ()),
+        *((name, "grocery_upgrade", "", name, parts) for name, parts in TRAINED[:2]),
         ("minus new on new", "grocery_upgrade", "", "minus new on new", BOTH),
     ),
     "post-processing": (
-        ("steps", {"none": UNTRAINED} | {name: name for name in STEPS} | {f"{name} †": name for name in TRANSDUCTIVE}),
+        ("steps", None),
         ("mAUPRC", "grocery_heads", PCA, "mAUPRC", MEAN),
         ("Recall@1", "grocery_heads", PCA, "Recall@1", MEAN),
         ("minus SupCon's head", "grocery_heads", PCA, "minus SupCon", CLASSES),
     ),
 }
 
-tables = cache(read_tables)
+# Where losses have an order (file and setting), and which orders are compared, beside those of validation and test.
+PLACES = {
+    "groceries, PCA": ("grocery_heads", PCA),
+    "groceries, identity": ("grocery_heads", IDENTITY),
+    "Omniglot, PCA": ("omniglot_heads", PCA),
+    "Omniglot, identity": ("omniglot_heads", IDENTITY),
+    **{f"groceries, PCA, Lite{number}": (NETWORKS[number], PCA) for number in (1, 2)},
+    **{f"emoji, PCA, Lite{number}": (name, PCA) for number, name in enumerate(EMOJI)},
+}
+PAIRS = (
+    *combinations(["groceries, PCA", "groceries, PCA, Lite1", "groceries, PCA, Lite2"], 2),
+    *combinations([f"emoji, PCA, Lite{number}" for number in range(3)], 2),
+    *(("groceries, PCA", place) for place in ("emoji, PCA, Lite0", "Omniglot, PCA", "groceries, identity")),
+    ("groceries, identity", "Omniglot, identity"),
+    ("Omniglot, PCA", "Omniglot, identity"),
+)
+
+
+@cache
+def tables(name: str, reference: str | None = None) -> dict[str, SettingTable]:
+    """Return the table of each setting of a benchmark, with differences from its reference or another."""
+    return {block.setting: block for block in read_tables(BENCHMARK / f"{name}.jsonl", reference)}
 
 
 def cell(name: str, setting: str, method: str, column: str) -> str:
-    """Return one cell of the tables of a benchmark."""
-    for block in tables(BENCHMARK / f"{name}.jsonl"):
-        head, rows = cells_of(block)
-        for row in rows:
-            if (block.setting, row[0]) == (setting, method) and column in head:
-                return row[head.index(column)]
+    """Return one cell of the tables of a benchmark; the column "minus X" of any method X."""
+    block = tables(name, column.removeprefix("minus ") if column.startswith("minus ") else None).get(setting)
+    head, rows = cells_of(block) if block else ([], [])
+    for row in rows:
+        if row[0] == method and column in head:
+            return row[head.index(column)]
     raise UserError(f"{name}.jsonl has no {column!r} of {method!r} in the setting {setting!r}")
 
 
-def short_table(name: str) -> str:
-    (title, methods), *columns = TABLES[name]
+def order_table() -> str:
+    """Return Kendall's τ of orders of losses, with its interval over test classes and seeds."""
+    blocks = {place: tables(name)[setting] for place, (name, setting) in PLACES.items() if name in FILES}
     rows = []
-    for label, method in methods.items():
-        row = [label]
+    for place, block in blocks.items():
+        if agreement := re.search(r"Kendall's τ (.+?\])", block.remarks):
+            rows.append([f"{place}: validation and test", agreement[1]])
+    for left, right in PAIRS:
+        if left in blocks and right in blocks:
+            losses = sorted(blocks[left].draws.keys() & blocks[right].draws.keys())
+            draws = (np.stack([blocks[place].draws[loss] for loss in losses]) for place in (left, right))
+            rows.append([f"{left}; {right}", "{:.2f} [{:.2f}, {:.2f}]".format(*rank_correlation(*draws))])
+    return markdown_table(["orders", "Kendall's τ"], rows)
+
+
+def short_table(name: str) -> str:
+    if name == "orders":
+        return order_table()
+    (title, methods), *columns = TABLES[name]
+    if not FILES.issuperset(file for _, file, *_ in columns):
+        return ""
+    _, file, setting, *_ = columns[0]
+    rows = []
+    for method in methods or [row.name for row in tables(file)[setting].rows if methods == () or not row.seeds]:
+        row = [method]
         for _, file, setting, column, parts in columns:
             text = cell(file, setting, method, column)
+            if parts == RANKED and all(ranks := [cell(file, setting, method, f"{by} rank") for by in BY]):
+                text += f" ({'/'.join(ranks)})"
             number = CELL.fullmatch(text)
             row.append(" ".join(filter(None, number.group(*parts, 0)[:-1])) if number else text)
         rows.append(row)
@@ -128,34 +167,37 @@ def fill(page: str) -> str:
 def all_tables() -> str:
     """Return the text of tables.txt: every table of every benchmark."""
     parts = ["# All tables of the benchmarks\n\nWhat the columns mean, and what follows: docs/results.md."]
-    for file in sorted(BENCHMARK.glob("*.jsonl")):
-        parts.append(f"## {file.name}\n\n{to_markdown_tables(tables(file))}")
+    for name in sorted(FILES):
+        parts.append(f"## {name}.jsonl\n\n{to_markdown_tables([*tables(name).values()])}")
     return "\n\n".join(parts) + "\n"
 
 
-def picture(file: Path) -> Path:
+def picture(name: str) -> Path:
     """Draw the intervals of a benchmark beside its lines: a row for each setting, mAUPRC and differences."""
-    heights = [1 + 0.24 * len(block.rows) for block in tables(file)]
+    blocks = tables(name).values()
+    heights = [1 + 0.24 * len(block.rows) for block in blocks]
     figure = Figure(figsize=(12, sum(heights)), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights, sharex="col")
-    for row, block in zip(grid, tables(file), strict=True):
+    for row, block in zip(grid, blocks, strict=True):
         for axes, beside in zip(row, (False, True), strict=True):
             draw_intervals(axes, block, beside=beside)
             axes.set_title(block.setting, loc="left", fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=8, labelleft=not beside)
             axes.grid(alpha=0.2)
-    target = file.with_suffix(".png")
+    target = BENCHMARK / f"{name}.png"
     figure.savefig(target)
     return target
 
 
 def main() -> None:
     write_text(BENCHMARK / "tables.txt", all_tables())
-    write_text(PAGE, fill(PAGE.read_text(encoding="utf-8")))
+    for page in PAGES:
+        if (text := page.read_text(encoding="utf-8")) != (filled := fill(text)):
+            write_text(page, filled)
     for name in PICTURES:
-        print(picture(BENCHMARK / f"{name}.jsonl"))
+        print(picture(name))
 
 
 if __name__ == "__main__":

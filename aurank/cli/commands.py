@@ -371,7 +371,7 @@ def _print_lists(results: "Sequence[PhotoHits]") -> None:
     names = [one_name(hit.class_name) for result in results for hit in result.hits]
     width = min(40, max(map(len, ["class", *names])))
     for result in results:
-        error = f"cannot be read: {one_name(result.error)}" if result.error else "nothing is close enough"
+        error = one_name(result.error or "nothing is close enough")
         heading = f"rank  {'score':>9}  {'class':<{width}}  path" if result.hits else f"  {error}"
         console.say(one_name(result.photo.path), heading)
         for rank, hit in enumerate(result.hits, start=1):

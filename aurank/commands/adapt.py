@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import time
 import warnings
@@ -21,6 +22,7 @@ from aurank.commands.init import published_model, write_first_configuration
 from aurank.config import Config, dump_config
 from aurank.config.schema import EMBEDDINGS
 from aurank.data import Manifest
+from aurank.data.manifest import count_labels
 from aurank.embedding.build import build_encoder, with_features
 from aurank.embedding.embedded import Embedded, evaluation_options
 from aurank.embedding.image_selection import ALL, ImageSelection, read_whole
@@ -116,6 +118,12 @@ def adapt(
                 search.run(step)
         if "test" not in saved:
             search.conclude()
+        sizes = ", ".join(f"{count:,} {split}" for split, count in manifest.split_sizes.items())
+        facts = {"data": f"{len(manifest):,} images of {manifest.name}, {count_labels(manifest)}; {sizes}"}
+        facts["published"] = published_model(configs[PUBLISHED])
+        command = ["aurank", "adapt", str(data), *overrides, f"--out={out}", f"--hours={hours:g}"]
+        facts["command"] = shlex.join([*command, *([f"--backbones={backbones}"] if backbones else [])])
+        write_text(out / "adapt.html", render("adapt.html", saved=saved, facts=facts))
         shutil.rmtree(out / "work", ignore_errors=True)
         listener(f"kept: {saved['kept']}{' network, as nothing is surely better' * (saved['kept'] == PUBLISHED)}")
         return saved
@@ -129,8 +137,8 @@ def _read(data: str | Manifest, out: Path, changes: Sequence[str]) -> tuple[Conf
         base = str(out / "first.yaml")
         write_first_configuration(path, base, overwrite=True)
     elif not isinstance(section := read_data(data), Config):
-        base, given = "grocery/finetuned", section.data.model_dump(mode="json", exclude_unset=True)
-        images = [f"data.{key}={json.dumps(value)}" for key, value in given.items()]
+        base, settings = "grocery/finetuned", section.data.model_dump(mode="json", exclude_unset=True)
+        images = [f"data.{key}={json.dumps(value)}" for key, value in settings.items()]
         overrides = [*images, *HEADS["head, SupCon"], *overrides]
     config = _changed(read_config(str(base)), *overrides, *changes)
     is_unfit = config.data.name == EMBEDDINGS or config.data.train_labels == "image" or config.model.text is not None
@@ -341,5 +349,4 @@ class _Search:
         self.saved["test"] = {each: _with_interval(ap, queries) for each, ap in values.items()}
         for each, interval in self.saved["test"].items():
             self.listener("test, {}: mAUPRC {:.4f} [{:.4f}, {:.4f}]".format(each, *interval))
-        write_text(self.out / "adapt.html", render("adapt.html", saved=self.saved))
         self.save()

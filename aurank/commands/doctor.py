@@ -9,10 +9,12 @@ from jaxtyping import Bool, Int64
 
 from aurank.arrays import select_rows
 from aurank.commands.run_options import RunOptions, prepare_model
+from aurank.config import Config
 from aurank.data import Manifest
 from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
 from aurank.data.checks.negatives import examine_negatives, read_negatives
+from aurank.data.manifest import labels_among
 from aurank.embedding.embedded import Embedded
 from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.image_text_pairs import each_image_once
@@ -129,6 +131,10 @@ def examine_data(
     if out is not None:
         require_table(manifest)
     train_labels = section.train_labels == "class"
+    if isinstance(config, Config) and train_labels and "train" in manifest.split_sizes:
+        from aurank.training import build, read_config  # which measuring does without
+
+        build.build_loss(read_config(str(data), overrides), manifest.split("train"))  # refuses what training would
     mined = [] if negatives is None else examine_negatives(read_negatives(negatives), manifest.paths)
     findings: list[Finding] = []
     candidates = None
@@ -174,6 +180,7 @@ def examine_embeddings(path: Path, labels: Path | None = None) -> DoctorReport:
         shape = f"{embedded.embeddings.dtype} {embedded.embeddings.shape}"
         raise UserError(f"{path}: embeddings are {shape}; expected floating-point numbers, one row an image")
     counts = {"embeddings": len(embedded.labels), "dimensions": embedded.embeddings.shape[1]}
-    counts["classes"] = len(np.unique(embedded.labels))
-    labelled = np.full(len(embedded.labels), counts["classes"] < len(embedded.labels))
+    number, unit = labels_among(embedded)
+    counts[unit] = number
+    labelled = np.full(len(embedded.labels), number < len(embedded.labels))
     return DoctorReport(path.name, counts, ()).with_findings(examine_rows(embedded, labelled)[0])

@@ -60,9 +60,9 @@ def embed_to_folder(
 
     Args:
         model, images, running: as for `evaluate_model`.
-        out: .npz file of embeddings, labels, ids, paths; .parquet table; or new folder, for parts.
+        out: .npz file of embeddings, labels, ids, paths; .parquet or .lance table; or new folder, for parts.
         shard_rows: images of each part of a folder; default: 262144.
-        map: 2d: x, y by UMAP if umap-learn is installed, else PCA; AP; nearest rows; needs a .parquet table.
+        map: 2d: x, y by UMAP if umap-learn is installed, else PCA; AP; nearest rows; needs a table.
 
     Raises:
         UserError: a map is not of a table; the folder holds anything else, or another process embeds into it.

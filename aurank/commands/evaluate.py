@@ -323,7 +323,7 @@ def _choose(rows: Rows, paths: np.ndarray, count: int, by: str, examples: Embedd
     else:
         covered = np.inf if examples is None else _distance(rows, labelled)
         chosen, distance = farthest_first(rows, count, covered)
-        columns = {"distance": distance}
+        columns = {"distance": np.array([None if gap == np.inf else gap for gap in distance.tolist()])}
     draws = [np.random.default_rng(seed).choice(len(rows), count, replace=False) for seed in range(5)]
     largest, *random = (_distance(rows, np.concatenate([labelled, rows[choice]])).max() for choice in (chosen, *draws))
     of = "one" if examples is None else "one or a labelled image"

@@ -92,10 +92,10 @@ def write_first_configuration(
     index = [f"aurank index build --model aurank:{run}/best {data} --split all --out index", "aurank serve index"]
     adapting = is_labelled * [f"aurank adapt {name} --out runs/adapted"]
     training = [f"aurank train {name} --out {run}", *is_labelled * comparing]
-    commands = [*adapting, f"aurank doctor {name}", *measuring, *training, *index]
+    commands = [f"aurank doctor {name}", *adapting, *measuring, *training, *index]
     following = [f"written, with a reason beside each choice: {out}. To go on:", *(f"  {line}" for line in commands)]
     if ",input_size" in model and ",weights=" not in model:
-        following.append("Without network take a file of weights: add model.weights=FILE to adapt and train")
+        following.append("Without network: model.weights=FILE for adapt and train, weights=FILE in --model")
     return "\n".join([*_seen(manifest, sizes, unreadable), *following])
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -49,12 +49,20 @@ class Batch(NamedTuple):
 def view_keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> list[Key]:
     """Return the keys of so many augmented views of each row: view 0 of all rows, then view 1, and so on.
 
+    A row that is there again has further views, so that no two are augmented alike.
+
     Example:
         >>> view_keys([4, 2], epoch=7, views=2)
         [(4, 7, 0), (2, 7, 0), (4, 7, 1), (2, 7, 1)]
+        >>> view_keys([4, 2, 4], epoch=7)
+        [(4, 7, 0), (2, 7, 0), (4, 7, 1)]
     """
-    listed = [int(row) for row in rows]
-    return [(row, epoch, view) for view in range(views) for row in listed]
+    counts: Counter[int] = Counter()
+    keys: list[Key] = []
+    for row in [int(row) for row in rows] * views:
+        keys.append((row, epoch, counts[row]))
+        counts[row] += 1
+    return keys
 
 
 def with_own_labels(manifest: Manifest) -> Manifest:

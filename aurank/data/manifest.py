@@ -348,10 +348,14 @@ def single_labels(classes: Iterable[str]) -> tuple[str, ...]:
 
 def count_labels(rows: Any) -> str:
     """Return of how many classes a `Manifest` or `Embedded` is, or of how many labels, where a class combines some."""
-    labels = np.unique(rows.labels)
+    return "{:,} {}".format(*labels_among(rows))
+
+
+def labels_among(rows: Any, chosen: Any = slice(None)) -> tuple[int, str]:
+    labels = np.unique(rows.labels[chosen])
     if not rows.multi_label or rows.classes is None:
-        return f"{len(labels):,} classes"
-    return f"{len(single_labels(np.asarray(rows.classes)[labels].tolist())):,} labels"
+        return len(labels), "classes"
+    return len(single_labels(np.asarray(rows.classes)[labels].tolist())), "labels"
 
 
 def by_ending(names: Iterable[str]) -> str:

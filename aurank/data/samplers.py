@@ -4,15 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from aurank.data.checks.negatives import mined_neighbours, read_negatives
 from aurank.errors import UserError, refuse_first
+from aurank.names import require_choice
 from aurank.ranges import Range
 
+Remainder = Literal["keep", "repeat", "drop"]
 Rows = Int64[np.ndarray, " _"]
 Chunks = list[Rows]  # pieces of one batch, in its order, that a rank gets whole where that is possible
 LEAST = 2  # rows that each rank needs of a batch: for a batch norm, and for a pair
@@ -143,10 +145,14 @@ class ShuffledSampler(Sampler):
 class PKSampler(Sampler):
     """P classes × M images a batch, M = `per_class`, P as many classes as fit; without replacement inside of an epoch.
 
-    - A class's images are shuffled and cut into chunks of `per_class`; a single image that remains borrows one from the
-      chunk before (if `per_class` is 3 or more). A class of one image serves as a negative.
+    - A class's images are shuffled and cut into chunks of `per_class`. `remainder` says what becomes of the last ones,
+      which are fewer: "keep" makes a smaller chunk of them, where a single one borrows an image from the chunk before
+      (if `per_class` is 3 or more). "repeat" fills the chunk up with images of the class that other chunks have, or, in
+      a class of fewer than `per_class` images, with other views of its own. "drop" leaves them out of the epoch, so
+      that smaller classes never train. By the latter two every class of a batch has exactly `per_class` images.
+      A class of one image serves as a negative.
     - The chunks of one class go to different batches, each to the batch with the fewest rows so far, ties at random.
-    - The batches are as few and as equal as hold all images, so every image is seen once an epoch, except: a class with
+    - The batches are as few and as equal as hold all chunks, so every image is seen once an epoch, except: a class with
       more chunks than there are batches leaves its surplus for other epochs; there are no more batches than can have
       half of the classes that fit; and a batch with a single class is left out.
     - With `class_sets`, the single labels of each label, an image counts to one of its own, drawn anew in each epoch.
@@ -164,11 +170,13 @@ class PKSampler(Sampler):
     """
 
     per_class: Annotated[int, Range(choices=(2, 4, 8))] = field(default=4, kw_only=True)
+    remainder: Remainder = field(default="keep", kw_only=True)
     class_sets: Bool[np.ndarray, "label tag"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         of_tags = [] if self.class_sets is None else map(np.flatnonzero, self.class_sets[self.labels].T)
         self.classes = [rows for rows in of_tags if len(rows)] or rows_by_label(self.labels)
+        require_choice("remainder", self.remainder, get_args(Remainder))
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
@@ -192,7 +200,7 @@ class PKSampler(Sampler):
     @property
     def largest_batch(self) -> int:
         """The most rows that a batch can have: at most `per_class` of each class."""
-        return min(self.batch, sum(min(len(rows), self.per_class) for rows in self.classes))
+        return min(self.batch, sum(max(map(len, self._cut(rows)), default=0) for rows in self.classes))
 
     def global_batches(self, epoch: int) -> list[Chunks]:
         """Return the batches of one epoch, in random order, each as its chunks."""
@@ -206,7 +214,9 @@ class PKSampler(Sampler):
         return [batches[index] for index in generator.permutation(len(batches))]
 
     def _packed(self, classes: Sequence[Rows], batch: int, generator: np.random.Generator) -> list[Chunks]:
-        chunks = [cut(generator.permutation(rows), self.per_class) for rows in classes]
+        chunks = [pieces for rows in classes if (pieces := self._cut(generator.permutation(rows)))]
+        if not chunks:
+            return []
         number = least_number(chunks, batch, self.per_class)
         while True:
             batches = _pack([pieces[:number] for pieces in chunks], number, generator)
@@ -214,6 +224,18 @@ class PKSampler(Sampler):
                 return batches
             # Chunks of several sizes do not always fill a batch to its last row.
             number = max(number + 1, round(number * 1.01))
+
+    def _cut(self, rows: Rows) -> Chunks:
+        """Return the rows of a class in chunks of `per_class`; the last may be smaller where `remainder` keeps it."""
+        size = self.per_class
+        if self.remainder == "repeat":
+            rows = np.resize(rows, -(-len(rows) // size) * size)  # from the first one again
+        elif self.remainder == "drop":
+            rows = rows[: len(rows) // size * size]
+        chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
+        if len(chunks) > 1 and len(chunks[-1]) == 1 and size >= 3:
+            chunks[-2:] = [chunks[-2][:-1], np.concatenate([chunks[-2][-1:], chunks[-1]])]
+        return chunks
 
 
 def rows_by_label(labels: Int64[np.ndarray, " image"]) -> list[Rows]:
@@ -235,13 +257,6 @@ def least_number(chunks: Sequence[Chunks], batch: int, per_class: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if np.minimum(counts, middle).sum() >= half * middle else (low, middle - 1)
     return low
-
-
-def cut(rows: Rows, size: int) -> Chunks:
-    chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
-    if len(chunks) > 1 and len(chunks[-1]) == 1 and size >= 3:
-        chunks[-2:] = [chunks[-2][:-1], np.concatenate([chunks[-2][-1:], chunks[-1]])]
-    return chunks
 
 
 def _pack(classes: Sequence[Chunks], number: int, generator: np.random.Generator) -> list[Chunks]:
@@ -325,7 +340,9 @@ class HierarchicalSampler(PKSampler):
     def largest_batch(self) -> int:
         """The most rows that a batch can have: a block of each of `categories` super-categories."""
         room = self.batch // self.categories
-        blocks = [min(room, sum(min(len(rows), self.per_class) for rows in classes)) for classes in self._members]
+        blocks = [
+            min(room, sum(max(map(len, self._cut(rows)), default=0) for rows in classes)) for classes in self._members
+        ]
         return sum(sorted(blocks)[-self.categories :])
 
     def global_batches(self, epoch: int) -> list[Chunks]:
@@ -399,7 +416,7 @@ class HardNegativeSampler(PKSampler):
     def global_batches(self, epoch: int) -> list[Chunks]:
         """Return the batches of one epoch: those shown before the last refresh, then as the neighbours want them."""
         generator = self.generator(epoch)
-        chunks = [cut(generator.permutation(rows), self.per_class) for rows in self.classes]
+        chunks = [self._cut(generator.permutation(rows)) for rows in self.classes]
         least = least_number(chunks, self.batch, self.per_class)
         shown = self._shown if epoch == self._epoch else []
         seen = {int(chunk[0]) for pieces in shown for chunk in pieces}

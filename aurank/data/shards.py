@@ -14,6 +14,7 @@ from aurank.arrays import MappedRows, load_arrays
 from aurank.data.manifest import pairs_among
 from aurank.errors import UserError
 from aurank.files import checked, content_sha256, file_sha256, reading, replacing, require_own_folder, require_writable
+from aurank.lazy import import_library, require_libraries
 
 INDEX = "index.parquet"
 FORMAT = "aurank.embeddings"
@@ -29,7 +30,7 @@ _COLUMNS = {  # array of a file of saved embeddings: column of the table
     "is_gallery": "is_gallery",
     "super_labels": "super_label",
 }
-TABLE = ".parquet"  # of embeddings and all that is known of them
+TABLE, LANCE = ".parquet", ".lance"  # of embeddings and all that is known of them
 _BLOCK = 2**14  # rows of texts read, or of a table written, at a time
 PAIRS = ("positives", "ignored")  # lists of gallery rows, by query
 
@@ -92,8 +93,8 @@ def _as_table(arrays: Mapping[str, Any], ids: np.ndarray, parts: dict[str, tuple
 
 
 def write_saved(path: Path, arrays: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-    """Write saved embeddings as an .npz file, or as one Parquet file with more columns, in blocks of rows."""
-    if path.suffix != TABLE:
+    """Write saved embeddings as an .npz file, or as one Parquet or Lance table with more columns, in blocks of rows."""
+    if path.suffix not in (TABLE, LANCE):
         with replacing(path) as file:
             np.savez(file, **arrays)
         return
@@ -109,17 +110,27 @@ def write_saved(path: Path, arrays: Mapping[str, Any], columns: Mapping[str, Any
         table = table.append_column(name, pyarrow.array(values, from_pandas=True))  # NaN is null
     kind = pyarrow.list_(pyarrow.from_numpy_dtype(rows.dtype), rows.shape[1])
     schema = table.schema.append(pyarrow.field("vector", kind))
+    starts = range(0, len(table), _BLOCK)
+    vectors = (pyarrow.FixedSizeListArray.from_arrays(np.ravel(rows[at : at + _BLOCK]), type=kind) for at in starts)
+    blocks = (table.slice(at, _BLOCK).append_column("vector", each) for at, each in zip(starts, vectors, strict=True))
+    if path.suffix == LANCE:
+        batches = (batch for block in blocks for batch in block.to_batches())
+        mode = "overwrite" if path.exists() else "create"  # Lance keeps the version before
+        import_library("lance", path.name).write_dataset(batches, path, schema, mode)
+        return
     how = {"use_dictionary": table.column_names, "write_page_checksum": True}
     with replacing(path) as file, pyarrow.parquet.ParquetWriter(file, schema, **how) as writer:
-        for start in range(0, len(table), _BLOCK):
-            vectors = pyarrow.FixedSizeListArray.from_arrays(np.ravel(rows[start : start + _BLOCK]), type=kind)
-            writer.write_table(table.slice(start, _BLOCK).append_column("vector", vectors))
+        for block in blocks:
+            writer.write_table(block)
 
 
 def require_out(out: Path, *, mapped: bool = False) -> None:
-    if mapped and out.suffix != TABLE:
+    if mapped and out.suffix not in (TABLE, LANCE):
         raise UserError(f"--map writes columns of a table, which {out} is not: give --out FILE{TABLE}")
-    if out.suffix:
+    if out.suffix == LANCE:
+        require_libraries(out.name, "lance")
+        require_writable(out / "data/file")
+    elif out.suffix:
         require_writable(out, suffix=TABLE if out.suffix == TABLE else ".npz")
     else:
         require_folder(out)
@@ -139,12 +150,13 @@ def read_saved(path: Path) -> dict[str, Any]:
 def read_shards(folder: Path) -> dict[str, Any]:
     import pyarrow.parquet
 
-    is_table = folder.suffix == TABLE  # perhaps of other programs, which may write a folder of that name
+    is_table = folder.suffix in (TABLE, LANCE)  # perhaps of other programs, which may write a folder of that name
     path = folder if is_table else folder / INDEX
     if not is_table and not path.is_file():
         raise UserError(f"{folder} holds no embeddings, as it has no {INDEX}: {AGAIN}")
     with reading(path, "a table of embeddings", remedy="name one with vector and label" if is_table else AGAIN):
-        table = pyarrow.parquet.read_table(path, page_checksum_verification=True, pre_buffer=False)
+        files = pyarrow.parquet.ParquetDataset(path, page_checksum_verification=True, pre_buffer=False)
+        table = files.read([name for name in files.schema.names if name != "vector"])
         content = json.loads((table.schema.metadata or {}).get(FORMAT.encode(), '{"parts": {}}'))
         checksum = content.pop("checksum", content_sha256(content))
         record = checked(content, _Record)
@@ -156,8 +168,9 @@ def read_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{problem} is damaged, cut short or another one")
         matrices = [load_arrays(folder / file)[""] for file, (rows, _) in record.parts.items() if rows]
         if is_table:
-            chunks = [np.stack(chunk.to_numpy(zero_copy_only=False)) for chunk in table["vector"].chunks if len(chunk)]
-            matrices = [np.concatenate(chunks)]
+            batches = (file.to_batches(columns=["vector"], use_threads=False) for file in files.fragments)
+            vectors = (batch["vector"].to_numpy(zero_copy_only=False) for each in batches for batch in each)
+            matrices = [np.concatenate([np.stack(rows) for rows in vectors if len(rows)])]
         arrays: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:

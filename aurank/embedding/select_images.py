@@ -162,7 +162,7 @@ def split_of(manifest: Manifest, config: DataConfig, name: str) -> Manifest:
     except UserError as error:
         remedies = {
             "folder": "where it is CLASS/IMAGE, set data.params.test_fraction, such as 0.5 of the classes",
-            "unlabelled": "to train without labels set data.train_labels=image, data.views=2 and sampler.name=shuffled",
+            "unlabelled": "take --split all; to train data.train_labels=image, data.views=2 and sampler.name=shuffled",
         }
         remedy = remedies.get(config.name)
         raise UserError(f"{error}; {remedy}" if remedy else str(error)) from error

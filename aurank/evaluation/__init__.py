@@ -30,7 +30,7 @@ else:
         "index.neighbours": ["Index", "Neighbours", "neighbours"],
         "metrics": ["Curve", "precision_recall_curve"],
         "postprocessing": ["Codes", "PostProcessing"],
-        "probes": ["ProbeResult", "probe"],
+        "probes": ["ProbeResult", "few_shot", "probe"],
         "report": ["Report"],
         "two_way": ["TwoWayReport", "ensemble", "prompts", "two_way", "zero_shot"],
     }

@@ -1,9 +1,12 @@
-"""Probes by scikit-learn: classify test rows by the nearest training rows, or by a linear classifier."""
+"""Probes: classify test rows by scikit-learn's nearest neighbours or linear classifier, or by a few drawn examples."""
 
 import json
+import random
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice, permutations
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -14,13 +17,14 @@ from jaxtyping import Bool, Int64
 from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import check_rows, load_rows
-from aurank.evaluation.inputs import Integers, as_matrix, integer_array
+from aurank.evaluation.inputs import NO_GROUP, Integers, as_matrix, integer_array
 from aurank.evaluation.metrics import mean
 from aurank.files import write_text
 from aurank.names import require_choice
 
 PROTOCOLS = ("knn", "linear_probe")
 NEIGHBOURS, TEMPERATURE = 200, 0.07
+Numbers = Int64[np.ndarray, " row"]
 STRENGTHS = tuple(10.0**power for power in range(1, -6, -1))
 
 
@@ -34,8 +38,8 @@ class ProbeResult:
         ({'top1': 0.5}, {'top1': 0.1414})
     """
 
-    protocol: str  # "knn" or "linear_probe"
-    design: str  # "closed set": one set of rows trains and another tests; or "halves" of each class, drawn by seeds
+    protocol: str  # "knn", "linear_probe", "few_shot" or such as "20way-1shot"
+    design: str  # "closed set": some rows train, others test; "halves" of each class, or "episodes", drawn by seeds
     per_seed: dict[str, list[float]]  # by the names of docs/metrics.md
     seeds: list[int]  # empty if nothing was drawn
     num_train: int
@@ -43,6 +47,7 @@ class ProbeResult:
     num_classes: int
     settings: dict[str, Any]
     notes: list[str]
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # 95 %, over episodes alone
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -56,6 +61,7 @@ class ProbeResult:
 
     def __str__(self) -> str:
         spread = {name: f" ± {value:.4f}" for name, value in self.spread.items()}
+        spread |= {name: " [{:.4f}, {:.4f}]".format(*interval) for name, interval in self.intervals.items()}
         lines = [f"{name:<4}  {value:.4f}{spread.get(name, '')}" for name, value in self.metrics.items()]
         counts = f"{self.num_test:,} test rows, {self.num_train:,} training rows, {self.num_classes:,} classes"
         seeds = f", seeds {', '.join(map(str, self.seeds))}" if self.seeds else ""
@@ -64,15 +70,12 @@ class ProbeResult:
 
     def save(self, path: Path | str) -> None:
         """Write the result as one JSON file, whole or not at all."""
-        content = {"format": "aurank.probe", "version": 3, "metrics": self.metrics, "spread": self.spread}
+        content = {"format": "aurank.probe", "version": 4, "metrics": self.metrics, "spread": self.spread}
         write_text(Path(path), json.dumps({**content, **asdict(self)}, indent=2) + "\n")
 
 
 def split_labels(
-    labels: Int64[np.ndarray, " _"],
-    test_labels: Int64[np.ndarray, " _"] | None = None,
-    *,
-    seeds: Sequence[int] | None = None,
+    labels: Numbers, test_labels: Int64[np.ndarray, " _"] | None = None, *, seeds: Sequence[int] | None = None
 ) -> tuple[list[tuple[int, np.ndarray, np.ndarray]], list[str]]:
     """Return for each seed the rows that train and test, halves of each class without `test_labels`, and notes."""
     tested, least = (labels, 2) if test_labels is None else (test_labels, 1)
@@ -197,3 +200,85 @@ def _strength_search(train: np.ndarray, classes: np.ndarray, seed: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return search.fit(train, classes)
+
+
+def draw_episodes(
+    labels: Numbers, within: Numbers | None, groups: Numbers | None, *, ways: int, shots: int, seed: int = 0
+) -> Iterator[Int64[np.ndarray, "ways drawn"]]:
+    """Yield episodes without end: rows of `ways` classes, `shots` to learn from and a last one to classify."""
+    cells: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))  # rows by super-category, class, camera
+    columns = ([0] * len(labels) if column is None else column.tolist() for column in (within, labels, groups))
+    for row, (above, label, camera) in enumerate(zip(*columns, strict=True)):
+        if NO_GROUP not in (above, camera):
+            cells[above][label][camera].append(row)
+    pools = []  # all equally likely
+    for classes in cells.values():
+        cameras = sorted({camera for rows_of in classes.values() for camera in rows_of})
+        pairs = [((a, shots), (b, 1)) for a, b in permutations(cameras, 2)]
+        for sides in [((0, shots + 1),)] if groups is None else pairs:
+            drawable = [each for each in classes.values() if all(len(each.get(a, ())) >= number for a, number in sides)]
+            if len(drawable) >= ways:
+                pools.append((drawable, sides))
+    if not pools:
+        among = " of one super-category" * (within is not None) + ", by two cameras," * (groups is not None)
+        raise UserError(f"no episode can be drawn: it needs {ways} classes{among} of {shots + 1} images or more")
+    generator = random.Random(seed)
+    while True:
+        drawable, sides = generator.choice(pools)
+        drawn = generator.sample(drawable, ways)
+        yield np.array([[row for a, number in sides for row in generator.sample(each[a], number)] for each in drawn])
+
+
+def few_shot(
+    embeddings: Arrays,
+    labels: Integers,
+    *,
+    within: Integers | None = None,
+    groups: Integers | None = None,
+    ways: int = 20,
+    shots: int = 1,
+    episodes: int = 10_000,
+    seeds: Sequence[int] = (0,),
+) -> ProbeResult:
+    """Return how often the nearest of `ways` classes by cosine is right, each the mean of `shots` rows of length 1.
+
+    Args:
+        embeddings, labels: [row, dim] and integers [row].
+        within: integers [row]: the super-category, −1 for none, in which each episode draws its classes.
+        groups: integers [row]: the camera, −1 for none; shots are of one, the rows to classify of another.
+        episodes: drawn by each seed, each with one more row of each class to classify; a tie is wrong.
+
+    Source: SimpleShot (L2N) of Wang et al., 2019, https://arxiv.org/abs/1911.04623.
+
+    Example:
+        >>> few_shot(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], ways=2, episodes=100).metrics
+        {'accuracy': 1.0}
+    """
+    matrix = as_matrix(embeddings, side="test")
+    check_rows(matrix, side="test", distance="cosine")
+    unit = load_rows(matrix, slice(None), "cosine").astype(np.float64)
+    columns: list[Any] = [
+        None if column is None else integer_array(column, name=name, rows=len(unit), side="test")
+        for name, column in (("label", labels), ("super-category", within), ("camera", groups))
+    ]
+    accuracy = np.zeros((len(seeds), episodes))
+    for scores, seed in zip(accuracy, seeds, strict=True):
+        drawn = draw_episodes(*columns, ways=ways, shots=shots, seed=seed)
+        for episode, rows in enumerate(islice(drawn, episodes)):
+            means = unit[rows[:, :-1]].mean(axis=1)
+            means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)  # opposite shots have mean 0
+            cosine = unit[rows[:, -1]] @ means.T
+            scores[episode] = ((cosine >= cosine.diagonal()[:, None]).sum(axis=1) == 1).mean()
+    center, half_width = float(accuracy.mean()), 1.96 * float(accuracy.std()) / accuracy.size**0.5
+    return ProbeResult(
+        protocol="few_shot",
+        design="episodes",
+        per_seed={"accuracy": accuracy.mean(axis=1).tolist()},
+        seeds=[*seeds],
+        num_train=ways * shots,
+        num_test=ways,
+        num_classes=ways,
+        settings={"shots": shots, "episodes": episodes, "within": within is not None, "cameras": groups is not None},
+        notes=["[95 % interval]: over episodes, not over other classes or trainings"],
+        intervals={"accuracy": (center - half_width, center + half_width)},
+    )

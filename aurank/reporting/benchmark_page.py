@@ -16,7 +16,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from aurank.evaluation.compare import holm
-from aurank.evaluation.significance import Answer, SeedsAndClasses, over_seeds, rank_over_classes
+from aurank.evaluation.significance import Answer, SeedsAndClasses, over_seeds, rank_correlation, rank_over_classes
 from aurank.files import checked, reading, require_ordinary
 from aurank.reporting.charts import COLOURS, plain, svg
 from aurank.reporting.page import duration, render
@@ -26,7 +26,10 @@ Line = dict[str, Any]
 LINES, _LINES = "lines.jsonl", "the lines of a benchmark"
 Rate = Annotated[float, Field(ge=0, le=1)]
 _OPEN: Any = {"extra": "allow", "allow_inf_nan": False}  # other versions write other entries too
-_HEAD = ("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds")
+_HEAD = (
+    *("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes"),
+    *("mean rank", "test rank", "validation rank", "chosen", "seeds"),
+)
 ALPHA = 0.05
 _NOTE = (
     "± is the half width of the 95 % interval over seeds (Student's t), in brackets is the 95 % interval of a "
@@ -49,6 +52,7 @@ class UnitLine(_Recall):
     seed: NotRequired[int]
     chosen: NotRequired[list[str]]
     at_end: NotRequired[list[str]]
+    val_mauprc: NotRequired[Rate]
     ap_by_class: NotRequired[list[Rate]]
     error: NotRequired[str]
 
@@ -83,15 +87,17 @@ class MethodRow:
     diverged: int
     chosen: str
     difference: Answer | None = None  # its p-values corrected for the number of methods
-    rank: float | None = None
+    mean_rank: float | None = None  # over classes
+    ranks: tuple[int, int] | None = None  # by test and by validation, among the methods with a choice
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SettingTable:
     setting: str
     reference: str
     rows: Sequence[MethodRow]
     remarks: str
+    draws: Mapping[str, Float64[np.ndarray, " draw"]]  # mAUPRC of the trained methods, then resampled
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +141,13 @@ def checked_line(line: Line) -> Line:
     return dict(checked(line, _KINDS.get(line["kind"], Line)))
 
 
-def read_tables(path: Path) -> list[SettingTable]:
+def read_tables(path: Path, reference: str | None = None) -> list[SettingTable]:
     require_ordinary(path)
     with reading(path, _LINES):
         lines = [checked_line(json.loads(text)) for text in path.read_text(encoding="utf-8").splitlines()]
         if not lines or lines[0]["kind"] != "benchmark":
             raise ValueError("its first line is none of a benchmark")
-        return blocks_of(lines)
+        return blocks_of(lines if reference is None else [lines[0] | {"reference": reference}, *lines[1:]])
 
 
 def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
@@ -158,24 +164,48 @@ def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
                 by_method[line["method"]].append(line)
         tests = {name: each for name, tested in by_method.items() if (each := _Tests.of(tested, queries)).seeds}
         if any(each.is_trained for each in tests.values()):
-            blocks.append(_block(about["reference"], setting, tests, chances, _chosen(lines, setting)))
+            choices: dict[str, list[Line]] = {name: [] for name in tests}
+            for line in lines:
+                if line["kind"] == "choice" and line["setting"] == setting and line["method"] in tests:
+                    choices[line["method"]].append(line)
+            blocks.append(_block(about["reference"], setting, tests, chances, choices))
     return blocks
 
 
 def _block(
-    reference: str, setting: str, tests: Mapping[str, _Tests], chances: SeedsAndClasses, chosen: Mapping[str, str]
+    reference: str,
+    setting: str,
+    tests: Mapping[str, _Tests],
+    chances: SeedsAndClasses,
+    choices: Mapping[str, Sequence[Line]],
 ) -> SettingTable:
     trained = {name: each.ap.mean(axis=0) for name, each in tests.items() if each.is_trained}
-    ranks: dict[str, float] = {}
+    mean_ranks: dict[str, float] = {}
     remarks = []
     if reference not in tests:  # all its seeds may have diverged
         remarks.append(f"The reference {reference} has no result here, so there are no differences from it.")
     if len(trained) > 1 and (num_classes := len(chances.queries)) > 1:
         means, critical, p_value = rank_over_classes(np.stack([*trained.values()]))
-        ranks = dict(zip(trained, means, strict=True))
+        mean_ranks = dict(zip(trained, means, strict=True))
         friedman = "" if p_value is None else f"; Friedman's test: p = {p_value:.2g}"
         least = f"that differ by less than {critical:.2f} are not told apart (Nemenyi, 5 %)"
         remarks.append(f"Mean ranks over {num_classes:,} classes {least}{friedman}.")
+    draws = {
+        name: np.append(chances.means(each.ap).mean(), chances.draws(each.ap)[:1000])
+        for name, each in tests.items()
+        if each.is_trained
+    }
+    in_validation = {name: [line.get("val_mauprc", np.nan) for line in choices[name]] for name in draws}
+    validation = {name: np.mean(each) for name, each in in_validation.items() if each and not np.isnan(each).any()}
+    ranks: dict[str, tuple[int, int]] = {}
+    if len(validation) > 2:
+        by_test = np.stack([draws[name] for name in validation])
+        by_validation = np.array([*validation.values()])
+        for name, tested, validated in zip(validation, by_test[:, 0], by_validation, strict=True):
+            ranks[name] = (1 + int((by_test[:, 0] > tested).sum()), 1 + int((by_validation > validated).sum()))
+        tau, low, high = rank_correlation(np.broadcast_to(by_validation[:, None], by_test.shape), by_test)
+        orders = f"Validation and test order {len(validation)} methods with Kendall's τ"
+        remarks.append(f"{orders} {tau:.2f} [{low:.2f}, {high:.2f}], the interval over classes and seeds of the test.")
     differences = {}
     for name, each in tests.items():
         if name != reference and reference in tests:
@@ -195,38 +225,32 @@ def _block(
             recall=over_seeds(each.recall)[:2],
             seeds=len(each.seeds) * each.is_trained,
             diverged=each.diverged,
-            chosen=chosen.get(name, ""),
+            chosen=_chosen(choices[name]),
             difference=differences.get(name),
-            rank=ranks.get(name),
+            mean_rank=mean_ranks.get(name),
+            ranks=ranks.get(name),
         )
         for name, each in tests.items()
     ]
     rows.sort(key=lambda row: (not row.seeds, -row.mauprc.mean))
-    return SettingTable(setting, reference, rows, " ".join(remarks))
+    return SettingTable(setting, reference, rows, " ".join(remarks), draws)
 
 
-def _chosen(lines: Sequence[Line], setting: str) -> dict[str, str]:
-    """Return the values that each method's choices have, by its name: "lr 0.001 to 0.03*, k [1]"."""
-    choices: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        if line["kind"] == "choice" and line["setting"] == setting:
-            choices[line["method"]].append(line)
-    texts = {}
-    for method, chosen in choices.items():
-        values: dict[str, list[str]] = defaultdict(list)
-        for key, _, value in (override.partition("=") for line in chosen for override in line["chosen"]):
-            values[key].append(value)
-        at_end = {key for line in chosen for key in line.get("at_end", ())}
-        parts = []
-        for key, each in values.items():
-            try:
-                ends = sorted(map(float, each))
-                text = " to ".join(dict.fromkeys(f"{end:.2g}" for end in (ends[0], ends[-1])))
-            except ValueError:  # not numbers
-                text = " or ".join(dict.fromkeys(each))
-            parts.append(f"{key.rpartition('.')[2]} {text}{'*' * (key in at_end)}")
-        texts[method] = ", ".join(parts)
-    return texts
+def _chosen(choices: Sequence[Line]) -> str:
+    """Return the values that a method's choices have: "lr 0.001 to 0.03*, k [1]"."""
+    values: dict[str, list[str]] = defaultdict(list)
+    for key, _, value in (override.partition("=") for line in choices for override in line.get("chosen", ())):
+        values[key].append(value)
+    at_end = {key for line in choices for key in line.get("at_end", ())}
+    parts = []
+    for key, each in values.items():
+        try:
+            ends = sorted(map(float, each))
+            text = " to ".join(dict.fromkeys(f"{end:.2g}" for end in (ends[0], ends[-1])))
+        except ValueError:  # not numbers
+            text = " or ".join(dict.fromkeys(each))
+        parts.append(f"{key.rpartition('.')[2]} {text}{'*' * (key in at_end)}")
+    return ", ".join(parts)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -242,10 +266,12 @@ def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
             if row.difference.p_seeds is None and row.seeds and row.difference.half_width is not None:
                 p_values[0] = "n/a"  # all seeds differ alike
             p_values[1] = f"≤ {p_values[1]}" if row.difference.is_least and p_values[1] else p_values[1]
-        rank = "" if row.rank is None else f"{row.rank:.2f}"
+        mean_rank = "" if row.mean_rank is None else f"{row.mean_rank:.2f}"
+        ranks = ("", "") if row.ranks is None else map(str, row.ranks)
         seeds = f"{row.seeds or ''}{f' ({row.diverged} diverged)' if row.diverged else ''}"
         recall = Answer(*row.recall, None, None, None)
-        rows.append([row.name, _number(row.mauprc), _number(recall), beside, *p_values, rank, row.chosen, seeds])
+        cells = [row.name, _number(row.mauprc), _number(recall), beside, *p_values, mean_rank, *ranks, row.chosen]
+        rows.append([*cells, seeds])
     head = [block.setting or "method", *(name.format(block.reference) for name in _HEAD)]
     shown = [column for column in range(len(head)) if any(row[column] for row in rows)]
     return [head[column] for column in shown], [[row[column] for column in shown] for row in rows]

@@ -61,7 +61,8 @@ def build_splits(config: Config, dataset: Manifest | None = None) -> Splits:
     require_distinct(manifest, data)
     by_class, splits = data.train_labels == "class", {}
     for name in ("train", "val", "test"):
-        is_needed = name == "train" or (name == "test" and by_class and dataset is None)
+        tests = by_class and dataset is None and "val" not in listed.split_sizes
+        is_needed = name == "train" or (name == "test" and tests)
         rows = split_of(manifest, data, name) if is_needed or name in manifest.split_sizes else None
         splits[name] = each_image_once(rows) if once and rows is not None else rows
     train = splits["train"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from testing.processes import Shell
 
-from aurank.evaluation import probes
+from aurank.evaluation import few_shot, probes
 
 PROBE = ("probe", "--model", "timm:test_resnet,pretrained=false")
 
@@ -100,6 +100,27 @@ def test_saved_embeddings_are_probed_by_halves(place: Path, aurank: Shell) -> No
     complaint = aurank.refused("probe", "--model", "embeddings:halves.npz", "--out", "y")
     assert "float64: give integers" in complaint
     assert "holds no array 'labels'" in aurank.refused("probe", "--model", "embeddings:rows.npy", "--out", "y")
+
+
+def test_the_drawers_of_omniglot_are_told_by_the_names_of_files(place: Path, aurank: Shell) -> None:
+    labels, alphabets, drawers = np.repeat(np.arange(40), 3), np.repeat([4, 5], 60), np.tile([1, 2, 3], 40)
+    rows = np.random.default_rng(0).normal(size=(120, 4)) + np.random.default_rng(1).normal(size=(40, 4))[labels]
+    paths = [f"a/{label}/{label:04}_{drawer:02}.png" for label, drawer in zip(labels, drawers, strict=True)]
+    np.savez(place / "drawn.npz", embeddings=rows, labels=labels, super_labels=alphabets, paths=paths)
+    within, any_of_them = "omniglot-20way-1shot-within", "omniglot-20way-1shot-unstructured"
+    command = ("probe", "--model", "embeddings:drawn.npz", "--out", "x", "--episodes", 50, "--seeds", "1,2")
+    output, _ = aurank.done(*command, "--protocol", within, "--protocol", any_of_them, "--protocol", "knn")
+    for name, columns in ((within, {"within": alphabets, "groups": drawers}), (any_of_them, {})):
+        expected = few_shot(rows, labels, **columns, episodes=50, seeds=[1, 2])
+        result = read(place / "x" / f"{name}.json")
+        assert (result["protocol"], result["per_seed"]) == (name, expected.per_seed)
+        assert (
+            "{}\naccuracy  {:.4f} [{:.4f}, {:.4f}]".format(
+                name, expected.metrics["accuracy"], *expected.intervals["accuracy"]
+            )
+            in output
+        )
+    assert output.count("\nknn\n") == 1
 
 
 def test_of_classes_of_two_images_the_neighbours_alone_are_probed(place: Path, aurank: Shell) -> None:

@@ -164,6 +164,8 @@ def test_what_is_kept_measures_as_the_page_says_and_its_configuration_repeats_it
     assert f"<b>{report.mauprc:.4f}</b>" in page
     assert "Not tried" not in page
     assert "<th></th>" not in page
+    assert re.search(r"84 images of lit\d*, 14 classes; 60 train, 24 test", page)
+    assert re.search(r"<code>aurank adapt \S*mine.yaml --out=\S*out --hours=1</code>", page)
     assert f"Made by aurank {version('aurank')}." in page
     step = next(step for step in saved["steps"] if step["name"] == saved["kept"])
     assert 4 * aurank.load(out / "best").encode(np.zeros((9, 9, 3), np.uint8)).size == step["bytes"]
@@ -218,6 +220,7 @@ def plan(quick: Any, lit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(quick, "profile_training", lambda *_, **__: profile)
     for name in ("run", "conclude"):
         monkeypatch.setattr(quick._Search, name, lambda *_: None)
+    monkeypatch.setattr(quick, "render", lambda *_, **__: "")
     return planned
 
 

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,9 @@ def test_a_data_section_alone_is_enough_to_look_at_measure_and_index_images(phot
     assert len(build_index(MODEL, ImageSelection(str(file)), out=tmp_path / "index")) == 12
     with pytest.raises(UserError, match=r"train: unknown key"):
         examine_data(str(file), ["train.steps=3"])
+    loss = "loss.params of sup_con: temperature must be a number in (0, inf), got -1"
+    with pytest.raises(UserError, match=re.escape(loss)):
+        examine_data("digits/soprc", ["loss.name=sup_con", "loss.params={temperature: -1}"])
     file.write_text("data: {name: folder}\ntrain: {steps: 3}\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"loss: missing"):
         examine_data(str(file))

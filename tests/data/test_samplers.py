@@ -161,6 +161,25 @@ def test_every_image_is_seen_exactly_once_an_epoch_when_sizes_allow(name, count,
     assert sorted(np.concatenate(sampler.epoch(0)).tolist()) == list(range(len(labels)))
 
 
+@pytest.mark.parametrize("name", ["pk", "hard_negative", "hierarchical"])
+@settings(max_examples=15, deadline=None)
+@given(sizes=st.lists(st.integers(1, 13), min_size=4, max_size=40), per_class=st.integers(2, 5), seed=st.integers(0, 3))
+def test_a_class_has_exactly_per_class_images_where_remainders_are_repeated_or_dropped(name, sizes, per_class, seed):
+    labels = shuffled_labels([per_class, *sizes])
+    for remainder, most in (("repeat", 13 * per_class), ("drop", 1)):
+        sampler = make(name, labels, 4 * per_class, per_class=per_class, remainder=remainder, seed=seed)
+        batches = sampler.epoch(1)
+        for rows in batches:
+            counts = np.unique(labels[rows], return_counts=True)[1]
+            assert {*counts} == {per_class}
+            assert len(rows) <= sampler.largest_batch
+        times = np.bincount(np.concatenate([*batches, np.zeros(0, np.int64)]), minlength=len(labels))
+        assert times.max(initial=0) <= most
+        if remainder == "repeat":
+            for chunk in itertools.chain(*sampler.global_batches(1)):
+                assert len(np.unique(chunk)) == min(per_class, np.count_nonzero(labels == labels[chunk[0]]))
+
+
 @pytest.mark.parametrize("sizes", [[20] * 300, [5, 6, 7, 8] * 50, list(range(2, 30)) * 3])
 def test_batches_are_nearly_equal_and_nearly_full(sizes):
     labels = shuffled_labels(sizes)

@@ -88,6 +88,16 @@ def test_a_table_holds_the_arrays_and_a_vector_of_fixed_size(
         assert np.array_equal(again[name], np.asarray(values)) or (again[name] is values is None), name
 
 
+def test_a_lance_table_has_the_rows_of_the_parquet_table(tmp_path: Path) -> None:
+    lance = pytest.importorskip("lance")  # pip install pylance
+    write(tmp_path / "rows")
+    for name in ("rows.parquet", "rows.lance", "rows.lance"):
+        Embedded.load(tmp_path / "rows").save(tmp_path / name)
+    table = pyarrow.parquet.read_table(tmp_path / "rows.parquet")
+    written = lance.dataset(tmp_path / "rows.lance")
+    assert (len(written.versions()), written.to_table().to_pylist()) == (2, table.to_pylist())
+
+
 def test_a_table_that_another_program_filtered_and_sorted_keeps_its_pairs(tmp_path: Path) -> None:
     write(tmp_path / "rows")
     embedded = Embedded.load(tmp_path / "rows")
@@ -112,7 +122,7 @@ def test_a_table_of_another_program_needs_vectors_and_labels(tmp_path: Path) -> 
     uneven = {**rows, "vector": [[1.0], *ROWS[1:].tolist()]}
     for odd, said in (
         (uneven, "vector and label"),
-        ({"label": [0]}, '"vector" does not exist'),
+        ({"label": [0]}, r"No match for FieldRef\.Name\(vector\)"),
         ({"vector": [[1.0]]}, "'labels'"),
     ):
         pyarrow.parquet.write_table(pyarrow.table(odd), tmp_path / "odd.parquet")

@@ -18,6 +18,7 @@ from aurank.evaluation import (
     Resampling,
     RetrievalProblem,
     calibrate,
+    few_shot,
     metrics,
     probe,
     prompts,
@@ -119,6 +120,9 @@ REFUSED: dict[str, list[tuple[Callable[[], Any], str]]] = {
         (lambda: probe(ROWS, LABELS, BAD, LABELS), "row 7 of the test .*NaN"),
         (lambda: probe(ZERO, LABELS), "row 3 of the training .* all zeros"),
         (lambda: probe(ROWS, LABELS, protocol="linear_probe"), "single training row"),
+        (lambda: few_shot(ROWS, LABELS, within=LABELS, ways=2), "it needs 2 classes of one super-category of 2 images"),
+        (lambda: few_shot(ROWS, LABELS, groups=LABELS, ways=2), "it needs 2 classes, by two cameras, of 2 images"),
+        (lambda: few_shot(BAD, LABELS), "row 7 of the test .*NaN"),
     ],
     "calibrate": [
         (lambda: calibrate(PROBLEM), "precision None"),

@@ -5,7 +5,7 @@ import pytest
 from oracles import significance as oracle
 from scipy.stats import chi2, ttest_rel
 
-from aurank.evaluation.significance import SeedsAndClasses, over_seeds, rank_over_classes
+from aurank.evaluation.significance import SeedsAndClasses, over_seeds, rank_correlation, rank_over_classes
 
 RANDOM = np.random.default_rng(0)
 QUERIES = RANDOM.integers(1, 50, size=9).astype(np.float64)
@@ -71,3 +71,16 @@ def test_friedmans_test_is_that_of_the_paper() -> None:
     assert rank_over_classes(values)[2] == pytest.approx(chi2.sf(oracle.friedman(values.tolist()), 3))
     assert rank_over_classes(np.ones((3, 5)))[2] == 1.0
     assert rank_over_classes(values[:2])[2] is None
+
+
+def test_orders_agree_by_the_pairs_that_they_order_alike() -> None:
+    left, right = RANDOM.random((2, 7, 101))  # [method, draw]; the first draw is of the means
+    taus = [
+        np.mean([(a[i] > a[j]) == (b[i] > b[j]) for i in range(7) for j in range(i)]) * 2 - 1
+        for a, b in zip(left.T, right.T, strict=True)
+    ]
+    half_width = 1.96 * np.std(taus[1:])
+    assert rank_correlation(left, right) == pytest.approx(
+        (taus[0], max(-1, taus[0] - half_width), taus[0] + half_width)
+    )
+    assert rank_correlation(left, np.exp(3 * left)) == (1, 1, 1)

@@ -46,25 +46,39 @@ def walk(
 
 
 def emc2_first_batch(
-    similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, burn_in: float = 0.5, seed: int = 0
+    similarity: Tensor,
+    positive: Mask,
+    negative: Mask,
+    ids: list[int] | None,
+    *,
+    temperature: float,
+    burn_in: float = 0.5,
+    seed: int = 0,
 ) -> PerQuery:
-    """−mean s⁺ + the mean of s over the kept states of a chain that has no state yet."""
+    """−mean s⁺ + the mean of s over the kept states of a chain that has no state yet; each id is proposed once."""
     order, exponentials = draws(seed, *similarity.shape)
     found = {}
     for query, (positives, negatives) in sides(positive, negative).items():
         row = similarity[query]
-        skipped = int(burn_in * len(negatives))
+        proposed = once_each(order, negatives, ids)
+        skipped = int(burn_in * len(proposed))
         spent, _ = walk(
             row[order].tolist(),
-            [column in negatives for column in order],
+            [column in proposed for column in order],
             exponentials[query].tolist(),
             temperature=temperature,
             burn_in=skipped,
         )
         total = sum(spent[place] * row[column] for place, column in enumerate(order, start=1))
         pull = sum(row[reference] for reference in positives) / len(positives)
-        found[query] = total / (len(negatives) - skipped) - pull
+        found[query] = total / (len(proposed) - skipped) - pull
     return found
+
+
+def once_each(order: list[int], negatives: list[int], ids: list[int] | None) -> list[int]:
+    """The negative of each id that comes first."""
+    coming = [column for column in reversed(order) if column in negatives]
+    return coming if ids is None else list({ids[column]: column for column in coming}.values())
 
 
 def negative_cache_first_batch(

@@ -27,6 +27,7 @@ CLASSES = {"fold 1 of 2": [4, 6], "fold 2 of 2": [10]}
 
 
 GAINS = {"A": 0.0, "B & C": 0.2, "late": 0.1}
+VALIDATION = {"A": 0.9, "B & C": 0.6, "late": 0.5}
 
 
 def made_up(seeds: int = 3) -> list[dict[str, Any]]:
@@ -57,7 +58,8 @@ def made_up(seeds: int = 3) -> list[dict[str, Any]]:
             rate = 0.001 if split.startswith("fold 1") else 0.03
             at_end = [] if rate < 0.01 else ["optim.lr"]
             chosen = [f"optim.lr={rate}", "loss.params.k=[1]"]
-            lines.append({"kind": "choice", **about, "chosen": chosen, "at_end": at_end})
+            choice = {"chosen": chosen, "at_end": at_end, "val_mauprc": VALIDATION[name]}
+            lines.append({"kind": "choice", **about, **choice})
             for seed in range(seeds):
                 line = {"kind": "run", **about, "seed": seed}
                 if (name, seed, split) == ("late", seeds - 1, "fold 2 of 2"):
@@ -82,6 +84,9 @@ def test_a_row_says_what_its_lines_say() -> None:
     assert cells["A"]["minus A"] == "reference"
     assert [cells[name]["mean rank"] for name in ("B & C", "late", "A", "center")] == ["1.00", "2.00", "3.00", ""]
     assert cells["A"]["chosen"] == "lr 0.001 to 0.03*, k [1]"
+    assert [cells[name]["test rank"] for name in ("B & C", "late", "A", "center")] == ["1", "2", "3", ""]
+    assert [cells[name]["validation rank"] for name in ("B & C", "late", "A", "center")] == ["2", "3", "1", ""]
+    assert "order 3 methods with Kendall's τ -0.33 [-0.33, -0.33]" in block.remarks  # 1 pair agrees, 2 do not
     assert cells["center"]["mAUPRC"] == "0.4000 [0.4000, 0.4000]"
     assert (cells["center"]["seeds"], cells["center"]["p, seeds"]) == ("", "")
     assert cells["B & C"]["p, seeds"] == "n/a"  # all its seeds are 0.2 above

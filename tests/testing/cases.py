@@ -84,10 +84,12 @@ def sogclr(**own: object) -> Case:
 
 
 def emc2(out_of_batch: str) -> Case:
-    """On its first batch, when no chain has a state."""
+    """On its first batch, when no chain has a state; labels name the rows, but not references beside the batch."""
     return Case(
         lambda **given: EMC2Loss(SAMPLES, views=SAMPLES, out_of_batch=out_of_batch, **given),
-        lambda s, p, n, y: {"loss": oracles_chains.emc2_first_batch(s, p, n, temperature=0.07)},
+        lambda s, p, n, y: {
+            "loss": oracles_chains.emc2_first_batch(s, p, n, None if p[0][0] or n[0][0] else y, temperature=0.07)
+        },
         names_references=True,
     )
 

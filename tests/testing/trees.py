@@ -1,7 +1,9 @@
 """Small data sets in the official layouts."""
 
 import io
+import json
 import os
+import pickle
 import zipfile
 from collections import Counter
 from collections.abc import Iterable
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.io import savemat
+from testing.inputs import add_to_tar
 
 from aurank.data import BENCHMARKS, ArraySource, Manifest, build_manifest
 
@@ -301,6 +304,48 @@ def vehicleid_tree(root: Path) -> Path:
     return folder
 
 
+def imagenet_tree(root: Path) -> Path:
+    names = [f"{label}/{label}_{image}.JPEG" for label in ("n01440764", "n01443537", "n01484850") for image in range(8)]
+    return write_tree(root / "imagenet", [f"{split}/{name}" for split in ("train", "val") for name in names], height=64)
+
+
+def cifar_tree(root: Path) -> Path:
+    """Writes CIFAR-10's pickles with 2 images of each class in each; its test of what they are has to be off."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for seed, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
+        labels = np.random.default_rng(seed).permutation(20) % 10
+        data = np.random.default_rng(seed).integers(0, 256, (20, 3072), np.uint8)
+        (folder / name).write_bytes(pickle.dumps({"data": data, "labels": labels.tolist()}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class{label}" for label in range(10)]}))
+    return folder
+
+
+def stl10_tree(root: Path) -> Path:
+    folder = root / "stl10_binary"
+    folder.mkdir(parents=True)
+    for seed, name in enumerate(("train", "test", "unlabeled")):
+        np.random.default_rng(seed).integers(0, 256, (20, 3, 96, 96), np.uint8).tofile(folder / f"{name}_X.bin")
+        if name != "unlabeled":
+            (np.arange(20, dtype=np.uint8) % 10 + 1).tofile(folder / f"{name}_y.bin")
+    (folder / "class_names.txt").write_text("\n".join(f"class{label}" for label in range(10)) + "\n")
+    return folder
+
+
+def cc3m_tree(root: Path) -> Path:
+    """Writes shards as img2dataset does: 20 pairs for training and 10 for validation."""
+    for folder, shards in (("cc3m_train", 2), ("cc3m_val", 1)):
+        (root / "cc3m" / folder).mkdir(parents=True)
+        for key in range(10 * shards):
+            text = f"a photo of thing {key % 15}"
+            about = json.dumps({"caption": text, "status": "success"})
+            content = {"jpg": png(key, height=64, width=64), "txt": text.encode(), "json": about.encode()}
+            named = {f"{key:09}.{ending}": data for ending, data in content.items()}
+            add_to_tar(root / f"cc3m/{folder}/{key // 10:05}.tar", named)
+    return root / "cc3m"
+
+
+TRAINING_TREES = (imagenet_tree, cifar_tree, stl10_tree, cc3m_tree)
 TREES = {
     "sop": sop_tree,
     "grocery": grocery_tree,

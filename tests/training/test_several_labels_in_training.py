@@ -63,7 +63,7 @@ def test_a_rehearsal_and_a_run_measure_by_any_common_label(shapes: Path, tmp_pat
     assert evaluate_model(model, ImageSelection(), positives="equal").metrics["map@r"] == equal.metrics["map@r"]
     assert any(note.endswith(" 8 labels") for note in equal.notes)
     assert not any("graded" in note for note in report.notes)
-    with pytest.raises(UserError, match="a probe predicts one label for each row, and rows here have several"):
+    with pytest.raises(UserError, match="a probe predicts one label a row, and rows here have several"):
         probe_model(model, out=tmp_path / "probe")
     loaded = Report.load(tmp_path / "run" / "report.json")
     assert loaded.class_table()["label"].tolist() == tags_of(manifest)

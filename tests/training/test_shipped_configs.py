@@ -1,14 +1,20 @@
 """The configurations that come with aurank: valid, documented, robust against edits, and ready to run."""
 
 import importlib.util
+import math
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from accelerate.state import AcceleratorState
 from testing.galleries import photos
 from testing.runs import notices_of, tiny_config
+from testing.trees import TRAINING_TREES, TREES, grocery_tree, omniglot_zip, publish_small_sizes, zip_tree
+from torchvision.datasets import cifar, stl10
 
 from aurank.config import shipped_configs
 from aurank.embedding.embedded import evaluation_options, two_way_options
@@ -18,8 +24,11 @@ from aurank.training import read_config, rehearse
 SHIPPED = shipped_configs()
 DOCS = Path(__file__).parents[2] / "docs"
 SETS = ("sop", "inaturalist", "vehicleid")  # each of them is a SET of the page
-LINES = re.findall(r"`aurank train ([^`]+)`", (DOCS / "configurations.md").read_text(encoding="utf-8"))
+TEXT = (DOCS / "configurations.md").read_text(encoding="utf-8") + (DOCS / "papers.md").read_text(encoding="utf-8")
+LINES = list(dict.fromkeys(re.findall(r"`(?:aurank train |(?=IN |IN100 |CIFAR |CC3M ))([^`]+)`", TEXT)))
+SHORT = dict(re.findall(r"(\w+) (?:is short )?for\s+`aurank train ([^`]+)`", TEXT))
 COMMANDS = [re.sub("^SET/", f"{name}/", line) for line in LINES for name in SETS[: 3 if line.startswith("SET/") else 1]]
+COMMANDS = [re.sub(r"^\w+(?= )", lambda match: SHORT.get(match[0], match[0]), line) for line in COMMANDS]
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +47,57 @@ def test_a_shipped_configuration_is_valid_and_its_header_says_what_to_expect(nam
         assert word in text, f"{name}: the header does not mention {word}"
 
 
+# Data of every shipped configuration, in the official layouts, and what makes a network short and of random weights
+SMALL = ["model.pretrained=false", "sampler.batch=16", "optim.warmup_steps=0", "data.workers=0"]
+SMALL_TEXT = ["model.text={layers: 1, width: 32, heads: 2, length: 8, vocabulary: 300}"]
+OWN_SMALL = {
+    "cc3m/neuclip": ["model.params.img_size=64", *SMALL_TEXT],
+    "cc3m/isogclr": ["loss.params.rho=1", *SMALL_TEXT],
+    "cifar/isogclr": ["model.head_width=16"],
+    "inaturalist/soprc": ["sampler.params.remainder=repeat"],
+    "inaturalist/smooth_ap": ["sampler.params.remainder=repeat"],
+    "omniglot/head": ["model.dim=8"],
+    "grocery/head": ["model.dim=8"],
+}
+
+
+@pytest.fixture(scope="module")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    for write in (*(TREES[name] for name in ("sop", "inaturalist2018", "vehicleid")), *TRAINING_TREES):
+        write(root)
+    omniglot_zip(root / "omniglot_full.zip")
+    groceries = grocery_tree(root)
+    zip_tree(groceries, root / f"{groceries.name}.zip", prefix=f"{groceries.name}/")
+    tool = Path(__file__).parents[2] / "tools/grocery_texts.py"
+    subprocess.run([sys.executable, tool, f"{groceries}.zip", "--out", root / "grocery_texts.csv"], check=True)
+    for name in ("omniglot_lite0_64", "grocery_lite0_128"):
+        rows = np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32)
+        splits = np.repeat(["train", "test"], 32)
+        np.savez(root / f"{name}.npz", embeddings=rows, labels=np.arange(64) // 8, splits=splits)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_configuration_passes_a_dry_run_on_a_small_tree(
+    name: str, small_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_small_sizes(monkeypatch)
+    for module in (cifar, stl10):
+        monkeypatch.setattr(module, "check_integrity", lambda path, md5: True)
+    published = read_config(name)
+    size = min(64, published.data.image_size)
+    small = [*SMALL, f"data.root={small_data}", "data.validation_fraction=0", *OWN_SMALL.get(name, [])]
+    if published.data.name != "embeddings":
+        small.append(f"data.image_size={size}")
+    if published.sampler.name == "pk":
+        small.append("sampler.params.per_class=2")
+    rehearsal = rehearse(read_config(name, small))
+    assert rehearsal.views == published.data.views
+    assert math.isfinite(rehearsal.loss)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*leaves out the loss.params")
 def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one() -> None:
@@ -48,12 +108,12 @@ def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one(
         given = dict(override.split("=", 1) for override in overrides)
         assert config.loss.name == given.get("loss.name", config.loss.name)
         found[config.model_dump_json()] = command
-    assert len(found) == len(COMMANDS) > 60
+    assert len(found) == len(COMMANDS) > 80
     shipped = {command.split()[0] for command in COMMANDS}
     assert shipped <= set(SHIPPED)
     assert {name.split("/")[0] for name in shipped} == {
         *("sop", "inaturalist", "vehicleid"),
-        *("omniglot", "omniglot_unlabelled", "grocery"),
+        *("omniglot", "omniglot_unlabelled", "grocery", "imagenet", "cifar", "stl10", "cc3m"),
     }
 
 
@@ -62,7 +122,6 @@ def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one(
 PAGE = Path(__file__).parents[2] / "docs/configurations.md"
 SECTION = PAGE.read_text(encoding="utf-8").split("## Fine-tuning published networks")[1]
 RECIPES = [shlex.split(command) for command in re.findall(r"`aurank train ([^`]+)`", SECTION)]
-SMALL = ["model.pretrained=false", "sampler.batch=16", "optim.warmup_steps=0"]
 SIZES = {"vit_small_patch14": 56, "vit_base_patch16": 64}
 
 

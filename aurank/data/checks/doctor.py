@@ -11,7 +11,7 @@ from jaxtyping import Int64, Shaped
 
 from aurank.data.checks.findings import SPLIT_PAIRS, DoctorReport, Finding, finding_of, same_thing, surplus
 from aurank.data.decode import MAX_PIXELS
-from aurank.data.manifest import Manifest, by_ending
+from aurank.data.manifest import Manifest, by_ending, labels_among
 from aurank.names import text_key
 
 _SPLIT_NAMES = {
@@ -100,12 +100,13 @@ def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[
     counts = {rows: len(manifest)}
     if texts is not None:
         counts |= {"images": len(set(manifest.paths)), "texts": len(set(map(text_key, texts)))}
-    counts["classes"] = len(np.unique(manifest.labels[labelled]))
+    number, unit = labels_among(manifest, labelled)
+    counts[unit] = number
     for split in np.unique(manifest.splits).tolist():
         within = manifest.splits == split
         counts[f"{split} {rows}"] = int(np.count_nonzero(within))
-        counts[f"{split} classes"] = len(np.unique(manifest.labels[labelled & within]))
-    return {name: count for name, count in counts.items() if count or "classes" not in name}
+        counts[f"{split} {unit}"], _ = labels_among(manifest, labelled & within)
+    return {name: count for name, count in counts.items() if count or unit not in name}
 
 
 def _repeated_rows(manifest: Manifest) -> list[Finding]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.manifest import SPLITS, Label, Manifest, build_manifest, by_ending, first_seen
+from aurank.data.readers.listing import read_text
 from aurank.data.sources import ArraySource, ImageSource, open_source
 from aurank.errors import UserError, refuse_first
 
@@ -16,7 +17,9 @@ _TYPES = mimetypes.MimeTypes()  # of Python alone, whatever lists the system has
 _OMNIGLOT_FOLDERS = ("omniglot", "omniglot-py", ".")  # as unpacked, as torchvision keeps it, right here
 
 
-def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0, seed: int = 0) -> Manifest:
+def read_folder(
+    root: Path, *, path: str = ".", subset: str | None = None, test_fraction: int | float = 1.0, seed: int = 0
+) -> Manifest:
     """Return the images of a folder, or zip, whose own folders name the splits and classes.
 
     Two layouts are read: `{train,val,test}/CLASS/IMAGE`, when train or test is there and nothing beside these three,
@@ -24,6 +27,8 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
     are in `unread`; a folder of nothing but pictures that are not read is refused, as its class would be lost.
 
     Args:
+        subset: a list in `root` of the classes (as ImageNet-100 has them) or of the images (ImageNet-LT) that are read:
+            each line begins with the name of one. A split of which it names nothing is read whole.
         test_fraction: for the second layout: the fraction of the classes, drawn at random, that is "test"; the others
             are "train". 1 makes everything test, to evaluate a model on one's own images.
         seed: of that draw.
@@ -45,11 +50,19 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
     ]
     if "" in labels:
         image = names[labels.index("")]
-        expected = f"expected CLASS/{image.split('/')[-1]}"
+        expected = f"expected CLASS/{image.split('/')[-1]}, or without classes the reader unlabelled"
         problems.append(f"image {image!r} in {source.where} is in no class folder; {expected}")
+    tops = [name.split("/")[0] if has_splits else "" for name in names]
+    if subset is not None:
+        listed = {line.split()[0] for line in read_text(open_source(root), subset).splitlines() if line.strip()}
+        unknown = sorted(listed.difference(names, labels))
+        problems += [f"{subset}: {name!r} is no class folder and no image of {source.where}" for name in unknown[:1]]
+        is_listed = [not listed.isdisjoint(each) for each in zip(names, labels, strict=True)]
+        limited = {top for top, chosen in zip(tops, is_listed, strict=True) if chosen}
+        rows = [row for row, top in enumerate(tops) if is_listed[row] or top not in limited]
+        names, labels, tops = ([column[row] for row in rows] for column in (names, labels, tops))
     refuse_first(problems)
-    drawn = draw_splits(labels, test_fraction, seed)
-    splits = [name.split("/")[0] for name in names] if has_splits else drawn
+    splits = tops if has_splits else draw_splits(labels, test_fraction, seed)
     name = Path(source.where).resolve().stem
     return build_manifest(name, source, paths=names, labels=labels, splits=splits, unread=unread)
 

@@ -1,12 +1,15 @@
 """Data sets of a Python program: whatever gives an image and a label by number."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
+from jaxtyping import Integer
 from PIL import Image
 
 from aurank.data.decode import to_pixels
@@ -16,6 +19,8 @@ from aurank.data.readers.values import read_label, require_filled
 from aurank.data.sources import ArraySource
 from aurank.errors import UserError
 from aurank.files import reading
+from aurank.lazy import import_library
+from aurank.names import require_choice
 
 GIVEN = "given"  # as data.name: what was given from Python
 _COMPARED = 4  # images that are read twice
@@ -82,6 +87,75 @@ def from_dataset(
     if not any(splits):
         splits = draw_splits(labels, test_fraction, seed)
     return build_manifest(name, source, paths=[*items], labels=labels, splits=splits)
+
+
+def read_torchvision(
+    root: Path, *, dataset: str, path: str = ".", splits: Mapping[str, str] | None = None, imbalance: int | float = 1
+) -> Manifest:
+    """Return a data set that a class of `torchvision.datasets` reads, such as CIFAR10 or STL10; nothing is fetched.
+
+    Images without a label (−1, as in STL10's "unlabeled") have one of their own each.
+
+    Args:
+        dataset: the class; it has an argument `train` or `split`.
+        path: the folder that holds its own, such as cifar-10-batches-py.
+        splits: its name for each split, {"train": "unlabeled", "test": "test"}; default: train and test.
+        imbalance: of a long tail, largest class by smallest: of class k of C the split train keeps
+            n·imbalance^(−k/(C − 1)) images, n being the images by classes; 100 makes CIFAR-10-LT and CIFAR-100-LT.
+
+    Source: Cui et al. (CVPR 2019), https://arxiv.org/abs/1901.05555, for the long tail; its images are those that Cao
+        et al. (NeurIPS 2019), https://arxiv.org/abs/1906.07413, draw.
+    """
+    library = import_library("torchvision.datasets", "data.name=torchvision")
+    kind = getattr(library, require_choice("data.params.dataset", dataset, library.__all__))
+    argument = next((name for name in ("train", "split") if name in inspect.signature(kind).parameters), None)
+    if argument is None:
+        raise UserError(f"torchvision's {dataset} has no splits; give it to aurank.data.from_dataset")
+    parts = {}
+    for split, name in (splits or {"train": "train", "test": "test"}).items():
+        value = (
+            require_choice("data.params.splits", name, ("train", "test")) == "train" if argument == "train" else name
+        )
+        remedy = "set data.root or data.params.path to the folder that holds it, unpacked"
+        with reading(f"{dataset}, {name!r}, in {root / path}", "a data set of torchvision", remedy=remedy):
+            part = kind(root / path, **{argument: value})
+            given = next((getattr(part, key) for key in ("targets", "labels") if hasattr(part, key)), None)
+            numbers = np.array([part[row][1] for row in range(len(part))] if given is None else given)
+        rows = np.arange(len(numbers)) if split != "train" or imbalance == 1 else _long_tail(numbers, imbalance)
+        names = getattr(part, "classes", ())
+        labels = [
+            f"{name}/{row}" if numbers[row] == -1 else read_label(numbers[row], f"{dataset}, item {row}", names)
+            for row in rows.tolist()
+        ]
+        parts[split] = _Relabelled(part, rows.tolist(), labels)
+    return from_dataset(parts, name=dataset)
+
+
+def _long_tail(labels: Integer[np.ndarray, " row"], imbalance: int | float) -> Integer[np.ndarray, " kept"]:
+    """Return the rows that a long tail keeps, the same that the published code draws."""
+    random = np.random.RandomState(0)  # the generator of that code
+    classes, kept = np.unique(labels), list[np.ndarray]()
+    for number, label in enumerate(classes):
+        members = np.flatnonzero(labels == label)
+        random.shuffle(members)
+        share = (1 / imbalance) ** (number / max(1, len(classes) - 1))
+        kept.append(members[: int(len(labels) / len(classes) * share)])
+    return np.concatenate(kept)
+
+
+@dataclass(frozen=True, eq=False)
+class _Relabelled:
+    """Rows of a data set, with other labels."""
+
+    dataset: Any
+    rows: Sequence[int]
+    targets: Sequence[Label]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> tuple[Any, Label]:
+        return self.dataset[self.rows[row]][0], self.targets[row]
 
 
 def _labels(dataset: Any, key: Any) -> list[Label]:

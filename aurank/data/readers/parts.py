@@ -14,19 +14,26 @@ import numpy as np
 from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.manifest import Label, Manifest, build_manifest
 from aurank.data.readers.folders import draw_splits
-from aurank.data.readers.values import read_label, require_filled
+from aurank.data.readers.values import name_by_texts, read_label, require_filled
 from aurank.data.sources import PartsSource, open_source
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
+from aurank.names import tidied
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)(?:ing|id|idation)?(?:[^a-z]|$)")
-Sample = tuple[str, Label, Any, int, int]  # its name and label; the path or bytes it lies in, from where, and how long
+Sample = tuple[str, Label, Any, int, int]  # name; label, or text; path or bytes it lies in, from where, and how long
 
 
 def read_webdataset(
-    root: Path, *, path: str = ".", label: str = "cls", test_fraction: int | float = 1.0, seed: int = 0
+    root: Path,
+    *,
+    path: str = ".",
+    label: str = "cls",
+    text: str | None = None,
+    test_fraction: int | float = 1.0,
+    seed: int = 0,
 ) -> Manifest:
-    """Return the images of tar archives as webdataset writes them: KEY.jpg beside KEY.cls or KEY.json.
+    """Return the images of tar archives as webdataset writes them: KEY.jpg beside KEY.cls, KEY.txt or KEY.json.
 
     A key ends at the first dot of a file's name: `0.left.png` is the file `left.png` of the sample 0, not its image.
     Such files are left out, and counted in a warning.
@@ -37,11 +44,13 @@ def read_webdataset(
     Args:
         path: a folder of archives, or one of them; braces stand for several: `{train,test}-{000..009}.tar`.
         label: the ending of the file with the label, or json.KEY for a key of KEY.json.
+        text: likewise of the image's text, such as txt in shards of CC3M, in place of a label: images with equal texts
+            are of one class.
         test_fraction, seed: as for `read_folder`, where no name says a split.
     """
-    reader = ("webdataset", root.resolve(), {"path": path, "label": label})
+    reader = ("webdataset", root.resolve(), {"path": path, "label": label} | ({"text": text} if text else {}))
     left_out: list[str] = []
-    return _read(reader, (".tar",), lambda file: _members(file, label, left_out), test_fraction, seed, left_out)
+    return _read(reader, (".tar",), lambda file: _members(file, label, text, left_out), test_fraction, seed, left_out)
 
 
 def read_hf(
@@ -103,7 +112,12 @@ def _read(
             f"left out as no image of a sample: {len(left_out):,} (first {left_out[0]}); a key ends at the first dot"
         )
         warnings.warn(f"{where}: {message} of a name", AurankWarning, stacklevel=3)
-    require_filled("label", [path for path, label in zip(entries, labels, strict=True) if not label])
+    has_texts = "text" in reader[2]
+    missing = [path for path, label in zip(entries, labels, strict=True) if not label]
+    require_filled("text" if has_texts else "label", missing)
+    texts = [str(label) for label in labels] if has_texts else None
+    if texts is not None:
+        labels = name_by_texts(texts)
     if not any(splits):
         splits = draw_splits(labels, test_fraction, seed)
     elif unnamed := [name for name, split in split_of.items() if not split]:
@@ -113,7 +127,7 @@ def _read(
     source = PartsSource(parts, entries, where=where, reader=reader)
     folder = root / targets[0]
     folder = folder.parent if folder.suffix in suffixes or len(targets) > 1 else folder
-    return build_manifest(folder.resolve().name, source, paths=[*entries], labels=labels, splits=splits)
+    return build_manifest(folder.resolve().name, source, paths=[*entries], labels=labels, splits=splits, texts=texts)
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -124,8 +138,8 @@ def _expanded(pattern: str) -> list[str]:
     return [name for text in inner for name in _expanded(pattern[: braces.start()] + text + pattern[braces.end() :])]
 
 
-def _members(file: Path, label: str, left_out: list[str]) -> Iterator[Sample]:
-    ending, _, key = label.partition(".")
+def _members(file: Path, label: str, text: str | None, left_out: list[str]) -> Iterator[Sample]:
+    ending, _, key = (text or label).partition(".")
     part = str(file.resolve())
     labels: dict[str, Label] = {}
     images: dict[str, tuple[str, Any, int, int]] = {}
@@ -144,7 +158,8 @@ def _members(file: Path, label: str, left_out: list[str]) -> Iterator[Sample]:
                 left_out.append(member.name)
             elif suffix == ending.lower() and (stream := archive.extractfile(member)) is not None:
                 content = stream.read().decode()
-                labels[sample] = read_label(json.loads(content)[key] if key else content, member.name)
+                value = json.loads(content)[key] if key else content
+                labels[sample] = tidied(str(value or "")) if text else read_label(value, member.name)
     for sample, image in images.items():
         yield image[0], labels.get(sample, ""), *image[1:]
 

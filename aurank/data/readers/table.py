@@ -10,11 +10,11 @@ from typing import Any
 
 from aurank.data.manifest import Manifest
 from aurank.data.readers.listing import Row, build_listed, read_text
-from aurank.data.readers.values import number_groups, read_label, require_filled
+from aurank.data.readers.values import name_by_texts, number_groups, read_label, require_filled
 from aurank.data.sources import ImageSource, open_source
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
-from aurank.names import meant, nearest, plain_text, require_choice, text_key, tidied
+from aurank.names import meant, nearest, plain_text, require_choice, tidied
 
 _BOX, _FLAGS = ("x1", "y1", "x2", "y2"), ("is_query", "is_gallery")
 _KNOWN = ("path", "label", "text", "split", *_FLAGS, "group", "super_label", *_BOX)
@@ -94,14 +94,13 @@ def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], outside: bo
     for column in ("path", "label", "split") if labelled else ("path", "text", "split"):
         require_filled(column, [where for where, line in lines if not line[column]])
     texts = [tidied(line.get("text", "")) for _, line in lines]
-    classes: dict[str, str] = {}  # without labels a class is named by the first of its texts
+    labels = [line["label"] for _, line in lines] if labelled else name_by_texts(texts)
     numbered = {
         name: number_groups([line[name] for _, line in lines]) for name in ("group", "super_label") if name in columns
     }
     super_labels: Sequence[int | None] = numbered.get("super_label", ([None] * len(lines),))[0]
     rows = []
-    for (where, line), text, super_label in zip(lines, texts, super_labels, strict=True):
-        label = line["label"] if labelled else classes.setdefault(text_key(text), text)
+    for (where, line), label, super_label in zip(lines, labels, super_labels, strict=True):
         box = _box(where, line) if "x1" in columns else None
         rows.append(Row(where, PurePosixPath(line["path"]).as_posix(), label, line["split"], super_label, box=box))
     groups, group_names = numbered.get("group", (None, None))

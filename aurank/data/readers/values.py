@@ -8,7 +8,7 @@ import numpy as np
 
 from aurank.data.manifest import Label, first_seen
 from aurank.errors import UserError
-from aurank.names import NO_GROUP_NAMES, plain_name
+from aurank.names import NO_GROUP_NAMES, plain_name, text_key
 
 
 def read_label(value: Any, where: str, names: Sequence[str] = (), *, separator: str | None = None) -> Label:
@@ -42,6 +42,12 @@ def read_label(value: Any, where: str, names: Sequence[str] = (), *, separator: 
         named = f"none of the {len(names)} classes that are named"
         raise UserError(f"{where}: label {text} is {named}; leave such images out")
     return names[int(plain)]
+
+
+def name_by_texts(texts: Sequence[str]) -> list[Label]:
+    """Return the label of each text, which the first of those names that differ only in case."""
+    first: dict[str, Label] = {}
+    return [first.setdefault(text_key(text), text) for text in texts]
 
 
 def require_filled(column: str, empty: Sequence[str]) -> None:

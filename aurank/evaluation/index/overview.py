@@ -55,5 +55,5 @@ def plane(embeddings: Rows) -> tuple[Float64[np.ndarray, "row 2"], str]:
     rows = unit(embeddings)
     if len(rows) > 15 and importable("umap"):  # which looks at 15 neighbours
         return import_module("umap").UMAP(metric="cosine", random_state=0, n_jobs=1).fit_transform(rows), "UMAP"
-    rows -= rows.mean(axis=0)
+    rows = np.pad(rows - rows.mean(axis=0), [(0, 0), (0, rows.shape[1] < 2)])  # a map has two coordinates
     return rows @ np.linalg.eigh(rows.T @ rows)[1][:, :-3:-1], "PCA"

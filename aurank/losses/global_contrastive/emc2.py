@@ -93,6 +93,17 @@ def path(following: Int64[Tensor, "chain node"]) -> Bool[Tensor, "chain node"]:
     return visited.view(chains, end)[:, :size]
 
 
+def first_views(pairs: Pairs, order: Int64[Tensor, " reference"]) -> Bool[Tensor, "query reference"]:
+    """Return True at the negatives of each query that come first of their id in this order."""
+    if pairs.reference_ids is None:
+        return pairs.negative
+    sample = torch.unique(pairs.reference_ids, return_inverse=True)[1].expand_as(pairs.negative)
+    position = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+    position = torch.where(pairs.negative, position, len(order))
+    first = torch.full_like(position, len(order)).scatter_reduce_(1, sample, position, "amin")
+    return pairs.negative & (position == first.gather(1, sample))
+
+
 OutsideState = Literal["stored", "restart", "reencode"]
 
 
@@ -129,21 +140,26 @@ class Chains(nn.Module):
         score, column, inside, outside = self._start(pairs, distance, reencode)
         generator, number = self.random.on_device(device), similarity.shape[1]
         order = torch.randperm(number, generator=generator, device=device)
-        skipped = (pairs.negative_count.to(torch.float64) * self.burn_in).to(torch.int64)
-        counted = pairs.negative_count - skipped
-        if self.official:  # the batch's order; steps up to `skipped` are not kept, be they negatives or not
+        if self.official:  # the batch's order, in which every view is proposed
             order = torch.arange(number, device=device)
+        proposed = pairs.negative if self.official else first_views(pairs, order)
+        count = proposed.sum(dim=1)
+        skipped = (count.to(torch.float64) * self.burn_in).to(torch.int64)
+        counted = count - skipped
+        if self.official:  # steps up to `skipped` are not kept, be they negatives or not
             skipped = (pairs.negative & (order <= skipped[:, None])).sum(dim=1)
 
         steps, outside_steps, last = (torch.empty_like(like) for like in (similarity, score, column))
         room = TABLE_BYTES["cpu" if device.type == "cpu" else "gpu"]
         size = max(1, room // (4 * (number + 1) * number.bit_length()))
         for rows in (slice(first, first + size) for first in range(0, len(similarity), size)):
-            scores, negative = (each[rows].index_select(1, order) for each in (similarity, pairs.negative))
+            scores, is_proposed = (each[rows].index_select(1, order) for each in (similarity, proposed))
             # float32 whatever the precision of the loss, so that it does not change the numbers
             uniform = torch.rand(scores.shape, generator=generator, device=device, dtype=torch.float32)
             waits = uniform.log_().neg_().to(scores.dtype)
-            stayed, ended = occupancy(scores, score[rows], waits, negative, skipped[rows], temperature=self.temperature)
+            stayed, ended = occupancy(
+                scores, score[rows], waits, is_proposed, skipped[rows], temperature=self.temperature
+            )
             steps[rows].index_copy_(1, order, stayed[:, 1:])
             outside_steps[rows] = stayed[:, 0]
             last[rows] = torch.where(ended > 0, order[(ended - 1).clamp(min=0)], NONE)
@@ -215,11 +231,16 @@ class Chains(nn.Module):
 class EMC2Loss(KeyedLoss):
     """−s⁺ (a weighted mean) + the mean of s over negatives that a Markov chain of the query's sample visits.
 
-    The chain's stationary distribution is the softmax of s/τ over all negatives of the data set, their weights in the
-    gradient of the global contrastive loss (Eq. 4). So this loss has that gradient in the mean; its value is no
-    estimate of that loss. In each batch the chain continues from its state Z: each negative j of the query is proposed
-    once, and accepted with probability min(1, exp((s_j − s_Z)/τ)) at the current weights (Alg. 1). States after the
-    burn-in count as often as they were kept.
+    With independent uniform proposals the chain's stationary distribution is the softmax of s/τ over all negatives of
+    the data set, their weights in the gradient of the global contrastive loss (Eq. 4). Only the batch is at hand here,
+    and its images are proposed without replacement, so the gradient is near that one, not equal to it in the mean. The
+    value is no estimate of that loss.
+
+    In each batch the chain continues from its state Z: each image among the query's negatives is proposed once, by the
+    view that a random order has first, and accepted with probability min(1, exp((s_j − s_Z)/τ)) at the current weights
+    (Alg. 1). States after the burn-in count as often as they were kept. At τ = 0.2 their total variation from the
+    softmax is 0.028 for 40 images in batches of 4 or 8; 0.020 and 0.054 for 10 images. With both views proposed, as the
+    authors do, it is 0.116, 0.074, 0.063 and 0.013: better only where a batch is nearly the data set.
 
     Rows of one id, its views, each continue from the same state, and the last in the batch sets the next one; the
     authors run them one after the other. With fixed augmentations, give each view an id, image · views + view, and
@@ -239,8 +260,8 @@ class EMC2Loss(KeyedLoss):
         seed: where the random numbers start; the position in the sequence is saved.
         official: True does as the authors' code (contrastive_emc2, commit 3641ed9) at its burn_in of 0.5. The state is
             scored by its similarity when it was accepted; proposals come in the order of the batch; step r counts if r
-            is above the burn-in, positives being steps; states outside of the batch count in the mean but are left out
-            of the sum; and the loss is 1/τ times as large, as in the paper.
+            is above the burn-in, positives being steps; both views are proposed; states outside of the batch count in
+            the mean but are left out of the sum; and the loss is 1/τ times as large, as in the paper.
 
     Source: Yau et al., ICML 2024, https://arxiv.org/abs/2404.10575.
 

@@ -221,8 +221,9 @@ class FastCLIPLoss(RobustLoss):
         gamma: γ at the end (0.2 on CC3M, 0.8 on LAION-400M).
         gamma_schedule: "cosine" falls from 1, epoch by epoch for half of the training.
         epsilon: ε (1e-14 on CC3M and CC12M, 1e-6 on LAION-400M).
-        weighted_pull: False pulls the positive with weight 1, as the objective's gradient does. True with ḡ/(ε + u), as
-            the authors do: at small τ no gradient is left in a batch that is easier than earlier ones.
+        weighted_pull: True pulls the positive with weight ḡ/(ε + u), as the authors' code does and Eq. 4 of the
+            NeuCLIP paper has it: at small τ no gradient is left in a batch that is easier than earlier ones. False with
+            weight 1, as the objective's gradient does.
         official: True, for v0 and v3, pulls as the authors do, and gives τ their gradient, which counts what comes
             through ḡ twice.
         two_way: True is the sum of both directions; False takes one, against any references.
@@ -257,7 +258,7 @@ class FastCLIPLoss(RobustLoss):
         gamma: Share = 0.2,
         gamma_schedule: Schedule = "cosine",
         epsilon: Number = 1e-14,
-        weighted_pull: bool = False,
+        weighted_pull: bool = True,
         official: bool = False,
         two_way: bool = True,
         **options: Unpack[KeyedLossOptions],

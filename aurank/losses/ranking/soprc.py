@@ -107,6 +107,9 @@ class SOPRCLoss(PairLoss):
     class's queries (of all ranks, which must all call); the first are copied into v, later ones blended in by `beta`.
     In evaluation mode nothing is written, and a query of a class not seen yet uses the quantiles of its own positives.
 
+    Eq. 8 is an unbiased estimate of 1 − AUPRC at one π only, the frequency of the class. The default π is larger, and
+    then it is a ranking loss, not that estimate. Where scores are all alike, σ is near 1 and the gradient falls as π.
+
     The defaults suit random weights. Heads on features of a pretrained network rank better by `semi_variance=None`: λ2
     evens out the scores of classes that the features already order (docs/results.md).
 
@@ -115,7 +118,8 @@ class SOPRCLoss(PairLoss):
         tau1, tau2: widths of the surrogates of FPR and TPR.
         num_quantiles: columns of v; the paper has one for each positive of the data set, the authors' code 100.
         prior: π of a class. "scaled": prior_max · count / greatest count, as the code; "frequency": count / sum of
-            counts, the true one; "batch": the weights' share in the query's batch, the biased one (ablation).
+            counts, at which the estimate is unbiased; "batch": the weights' share in the query's batch, the biased one
+            (ablation).
         interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official"; they are
             clamped to [-1, 1] for cosine similarity.
         tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code. At tau2 = 0.001

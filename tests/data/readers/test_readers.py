@@ -126,7 +126,7 @@ def test_readers_are_known_by_name():
     benchmarks = {"sop", "grocery", "inaturalist2018", "vehicleid", "cub200", "cars196", "inshop"}
     benchmarks |= {"market1501", "veri776", "roxford5k", "rparis6k"}
     others = {"omniglot", "folder", "unlabelled", "table", "lists", "digits", "embeddings", "hf", "webdataset", "given"}
-    assert set(READERS) == {*others, *benchmarks}
+    assert set(READERS) == {*others, *benchmarks, "torchvision"}
 
 
 def test_unlabelled_images_of_any_depth_each_have_a_label_and_are_for_training(tmp_path):

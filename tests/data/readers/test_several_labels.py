@@ -20,6 +20,7 @@ from testing.inputs import held_bytes
 from testing.trees import pixels
 from torch.utils.data import Subset
 
+from aurank.commands import examine_embeddings
 from aurank.data import READERS, Manifest, build_manifest, from_dataset, from_table
 from aurank.data.checks.doctor import examine
 from aurank.data.dataset import with_own_labels
@@ -208,6 +209,7 @@ def test_a_label_that_another_combination_has_leaves_no_image_alone() -> None:
     report = examine(listed([("a", "b"), ("b", "c"), ("d",)]), contents=False)
     lone = [finding for finding in report.findings if finding.check == "classes with one image in their split"]
     assert [finding.examples for finding in lone] == [("d in train",)]
+    assert report.counts == {"images": 3, "labels": 4, "train images": 3, "train labels": 4}
 
 
 def test_saved_embeddings_keep_the_labels_in_a_file_and_in_parts(tmp_path: Path) -> None:
@@ -215,6 +217,7 @@ def test_saved_embeddings_keep_the_labels_in_a_file_and_in_parts(tmp_path: Path)
     embedded = described(manifest, np.arange(4), np.eye(4, dtype=np.float32))
     embedded.save(tmp_path / "rows.npz")
     embedded.save(tmp_path / "rows.parquet")
+    assert examine_embeddings(tmp_path / "rows.npz").counts == {"embeddings": 4, "dimensions": 4, "labels": 3}
     writer = ShardWriter(tmp_path / "parts")
     writer.write(np.eye(4, dtype=np.float32))
     arrays = {name: values for name, values in vars(embedded).items() if values is not None}

@@ -83,6 +83,7 @@ def test_a_map_has_the_first_two_principal_components_of_sklearn(monkeypatch: py
     expected = PCA(2).fit_transform(normalize(rows))
     assert method == "PCA"
     np.testing.assert_allclose(coordinates * np.sign((coordinates * expected).sum(axis=0)), expected, atol=1e-12)
+    assert np.abs(plane(np.array([[3.0], [-1.0]]))[0]).tolist() == [[1, 0], [1, 0]]
 
 
 def test_a_map_is_by_umap_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

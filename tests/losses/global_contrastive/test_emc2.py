@@ -30,10 +30,11 @@ def by_the_loop(
         elif state >= 0 and other is not None:
             outside = torch.cosine_similarity(embeddings[query], other[label], dim=0)
             start = float(outside.detach())
-        skipped = int(0.5 * len(negatives))
+        proposed = oracles_chains.once_each(order, negatives, labels)
+        skipped = int(0.5 * len(proposed))
         spent, last = oracles_chains.walk(
             similarity[query, order].tolist(),
-            [column in negatives for column in order],
+            [column in proposed for column in order],
             exponentials[query].tolist(),
             temperature=0.02,
             burn_in=skipped,
@@ -43,7 +44,7 @@ def by_the_loop(
         stayed += spent[0] if inside is None else 0
         total = spent[0] * (outside if inside is None else similarity[query, inside])
         total = total + sum(spent[place] * similarity[query, column] for place, column in enumerate(order, start=1))
-        values.append(total / (len(negatives) - skipped) - similarity[query, positive])
+        values.append(total / (len(proposed) - skipped) - similarity[query, positive])
         if columns[last] is None:
             states[label] = state
             kept.pop(label, None)

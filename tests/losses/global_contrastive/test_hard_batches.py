@@ -7,6 +7,7 @@ import torch
 
 from aurank.losses import DCLLoss, EMC2Loss, FastCLIPLoss, FlatNCELoss, ISogCLRLoss, NeuCLIPLoss, PairLoss, SogCLRLoss
 
+# FastCLIP's default leaves none in an easy batch.
 # Without ε: a query that is right by much gets a gradient without it alone.
 ALONE = {"epsilon": 0.0, "learn_temperature": False, "two_way": False, "num_prototypes": 64}
 LOSSES: dict[str, Callable[[], PairLoss]] = {
@@ -23,7 +24,7 @@ LOSSES: dict[str, Callable[[], PairLoss]] = {
 }
 for _version, _given in (("v0", {}), ("v1", {}), ("v2", {"rho": 0.3}), ("v3", {"rho": 0.3})):
     LOSSES[f"fastclip {_version}"] = lambda version=_version, given=_given: FastCLIPLoss(
-        8, version, temperature=0.011, gamma_schedule="constant", two_way=False, **given
+        8, version, temperature=0.011, gamma_schedule="constant", two_way=False, weighted_pull=False, **given
     )
 
 
