@@ -121,8 +121,8 @@ def adapt(
         sizes = ", ".join(f"{count:,} {split}" for split, count in manifest.split_sizes.items())
         facts = {"data": f"{len(manifest):,} images of {manifest.name}, {count_labels(manifest)}; {sizes}"}
         facts["published"] = published_model(configs[PUBLISHED])
-        if isinstance(data, str):
-            command = ["aurank", "adapt", data, *overrides, f"--out={out}", f"--hours={hours}"]
+        if not isinstance(data, Manifest):
+            command = ["aurank", "adapt", str(data), *overrides, f"--out={out}", f"--hours={hours:.15g}"]
             facts["command"] = shlex.join([*command, *([f"--backbones={backbones}"] if backbones else [])])
         write_text(out / "adapt.html", render("adapt.html", saved=saved, facts=facts))
         shutil.rmtree(out / "work", ignore_errors=True)
