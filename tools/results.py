@@ -58,7 +58,7 @@ TABLES: dict[str, Any] = {
         ("minus SupCon", "omniglot_heads", IDENTITY, "minus SupCon", CLASSES),
     ),
     "networks": (
-        ("loss", (*HEADS[:8], UNTRAINED)),
+        ("loss", (*HEADS[:8], UNTRAINED, "center")),
         *((f"groceries, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(NETWORKS)),
         *((f"emoji, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(EMOJI)),
     ),
@@ -83,7 +83,6 @@ TABLES: dict[str, Any] = {
         ("loss", ()),
         *((steps, "omniglot_steps", steps, "mAUPRC", SEEDS) for steps in ("300 steps", "2,000 steps")),
     ),
-    "emoji": (("training", ()), *((name, "emoji_finetuned", "", name, parts) for name, parts in TRAINED)),
     "fine-tuning": (("training", ()), *((name, "grocery_recipe", "", name, parts) for name, parts in TRAINED)),
     "teacher": (("training", ()), *((name, "grocery_teacher", "", name, parts) for name, parts in TRAINED)),
     "upgrade": (
