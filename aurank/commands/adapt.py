@@ -121,8 +121,9 @@ def adapt(
         sizes = ", ".join(f"{count:,} {split}" for split, count in manifest.split_sizes.items())
         facts = {"data": f"{len(manifest):,} images of {manifest.name}, {count_labels(manifest)}; {sizes}"}
         facts["published"] = published_model(configs[PUBLISHED])
-        command = ["aurank", "adapt", str(data), *overrides, f"--out={out}", f"--hours={hours:g}"]
-        facts["command"] = shlex.join([*command, *([f"--backbones={backbones}"] if backbones else [])])
+        if isinstance(data, str):
+            command = ["aurank", "adapt", data, *overrides, f"--out={out}", f"--hours={hours}"]
+            facts["command"] = shlex.join([*command, *([f"--backbones={backbones}"] if backbones else [])])
         write_text(out / "adapt.html", render("adapt.html", saved=saved, facts=facts))
         shutil.rmtree(out / "work", ignore_errors=True)
         listener(f"kept: {saved['kept']}{' network, as nothing is surely better' * (saved['kept'] == PUBLISHED)}")

@@ -150,7 +150,7 @@ class PKSampler(Sampler):
       (if `per_class` is 3 or more). "repeat" fills the chunk up with images of the class that other chunks have, or, in
       a class of fewer than `per_class` images, with other views of its own. "drop" leaves them out of the epoch, so
       that smaller classes never train. By the latter two every class of a batch has exactly `per_class` images.
-      A class of one image serves as a negative.
+      A class of one image serves as a negative; under "repeat" its copies are positives of each other.
     - The chunks of one class go to different batches, each to the batch with the fewest rows so far, ties at random.
     - The batches are as few and as equal as hold all chunks, so every image is seen once an epoch, except: a class with
       more chunks than there are batches leaves its surplus for other epochs; there are no more batches than can have

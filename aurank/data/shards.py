@@ -130,6 +130,8 @@ def require_out(out: Path, *, mapped: bool = False) -> None:
     if out.suffix == LANCE:
         require_libraries(out.name, "lance")
         require_writable(out / "data/file")
+        if out.exists() and not (out / "_versions").is_dir():
+            raise UserError(f"{out} is there and is no Lance table: name a new one")
     elif out.suffix:
         require_writable(out, suffix=TABLE if out.suffix == TABLE else ".npz")
     else:
@@ -150,7 +152,9 @@ def read_saved(path: Path) -> dict[str, Any]:
 def read_shards(folder: Path) -> dict[str, Any]:
     import pyarrow.parquet
 
-    is_table = folder.suffix in (TABLE, LANCE)  # perhaps of other programs, which may write a folder of that name
+    if folder.suffix == LANCE:
+        raise UserError(f"{folder} is a Lance table, which aurank writes but does not read: take --out FILE{TABLE}")
+    is_table = folder.suffix == TABLE  # perhaps of other programs, which may write a folder of that name
     path = folder if is_table else folder / INDEX
     if not is_table and not path.is_file():
         raise UserError(f"{folder} holds no embeddings, as it has no {INDEX}: {AGAIN}")

@@ -211,17 +211,19 @@ def draw_episodes(
     for row, (above, label, camera) in enumerate(zip(*columns, strict=True)):
         if NO_GROUP not in (above, camera):
             cells[above][label][camera].append(row)
-    pools = []  # all equally likely
+    pools, most = [], 0  # pools are all equally likely
     for classes in cells.values():
         cameras = sorted({camera for rows_of in classes.values() for camera in rows_of})
         pairs = [((a, shots), (b, 1)) for a, b in permutations(cameras, 2)]
         for sides in [((0, shots + 1),)] if groups is None else pairs:
             drawable = [each for each in classes.values() if all(len(each.get(a, ())) >= number for a, number in sides)]
+            most = max(most, len(drawable))
             if len(drawable) >= ways:
                 pools.append((drawable, sides))
     if not pools:
         among = " of one super-category" * (within is not None) + ", by two cameras," * (groups is not None)
-        raise UserError(f"no episode can be drawn: it needs {ways} classes{among} of {shots + 1} images or more")
+        needed = f"it needs {ways} classes{among} of {shots + 1} images or more, and there are at most {most}"
+        raise UserError(f"no episode can be drawn: {needed}")
     generator = random.Random(seed)
     while True:
         drawable, sides = generator.choice(pools)

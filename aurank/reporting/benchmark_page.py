@@ -34,7 +34,8 @@ ALPHA = 0.05
 _NOTE = (
     "± is the half width of the 95 % interval over seeds (Student's t), in brackets is the 95 % interval of a "
     "bootstrap over classes and seeds; p by either, corrected for the number of methods (Holm), ≤ where no resample is "
-    "on the other side; *: within 5 % of an end of its range."
+    "on the other side; intervals are not corrected. Test rank: by mAUPRC; validation rank: by that of the folds that "
+    "chose the settings. *: within 5 % of an end of its range."
 )
 
 
@@ -198,11 +199,12 @@ def _block(
     in_validation = {name: [line.get("val_mauprc", np.nan) for line in choices[name]] for name in draws}
     validation = {name: np.mean(each) for name, each in in_validation.items() if each and not np.isnan(each).any()}
     ranks: dict[str, tuple[int, int]] = {}
-    if len(validation) > 2:
+    if len(validation) > 1:
         by_test = np.stack([draws[name] for name in validation])
         by_validation = np.array([*validation.values()])
         for name, tested, validated in zip(validation, by_test[:, 0], by_validation, strict=True):
             ranks[name] = (1 + int((by_test[:, 0] > tested).sum()), 1 + int((by_validation > validated).sum()))
+    if len(validation) > 2:
         tau, low, high = rank_correlation(np.broadcast_to(by_validation[:, None], by_test.shape), by_test)
         orders = f"Validation and test order {len(validation)} methods with Kendall's τ"
         remarks.append(f"{orders} {tau:.2f} [{low:.2f}, {high:.2f}], the interval over classes and seeds of the test.")

@@ -121,8 +121,10 @@ def read_torchvision(
             part = kind(root / path, **{argument: value})
             given = next((getattr(part, key) for key in ("targets", "labels") if hasattr(part, key)), None)
             numbers = np.array([part[row][1] for row in range(len(part))] if given is None else given)
+            if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+                raise UserError("its labels are no class numbers; give it to aurank.data.from_dataset")
         rows = np.arange(len(numbers)) if split != "train" or imbalance == 1 else _long_tail(numbers, imbalance)
-        names = getattr(part, "classes", ())
+        names = [", ".join(name) if isinstance(name, tuple) else name for name in getattr(part, "classes", ())]
         labels = [
             f"{name}/{row}" if numbers[row] == -1 else read_label(numbers[row], f"{dataset}, item {row}", names)
             for row in rows.tolist()
