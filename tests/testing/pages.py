@@ -87,9 +87,6 @@ def write_world(folder: Path) -> aurank.TrainResult:
     small_index(folder / "photos", folder / "index")
     small_index(folder / "photos", f"milvus:{folder}/gallery.db#photos").close()
     write_table(folder)
-    (folder / "MSMT17_V1").mkdir()
-    for part in ("train", "val", "query", "gallery"):
-        (folder / f"MSMT17_V1/list_{part}.txt").write_text("0000/0000_000_01_0303morning_0008_0.jpg 0\n")
     write_first_configuration(folder / "photos", folder / "mine.yaml")
     weights = timm.create_model("test_efficientnet", pretrained=False).state_dict()
     save_file(weights, folder / "weights.safetensors")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from testing.trees import cc3m_tree, cifar_tree, imagenet_tree, stl10_tree
+from testing.trees import cc3m_tree, cifar_tree, imagenet_tree, stl10_tree, write_tree
 from torchvision.datasets import STL10, cifar, stl10
 
 from aurank.data import READERS
@@ -37,6 +37,35 @@ def test_a_list_says_which_classes_or_images_of_imagenet_are_read(tmp_path, line
     (tmp_path / "list.txt").write_text(lines + "n02123045\n")
     with pytest.raises(UserError, match=r"list\.txt: 'n02123045' is no class folder and no image of .*imagenet"):
         read_folder(tmp_path, path="imagenet", subset="list.txt")
+    (tmp_path / "list.txt").write_text("\n")
+    with pytest.raises(UserError, match="'an empty list' is no class folder"):
+        read_folder(tmp_path, path="imagenet", subset="list.txt")
+
+
+def test_a_listed_class_may_have_a_blank_in_its_name(tmp_path):
+    write_tree(
+        tmp_path / "dogs", [f"{name}/{number}.png" for name in ("golden", "golden retriever") for number in range(4)]
+    )
+    (tmp_path / "list.txt").write_text("golden retriever\n")
+    assert read_folder(tmp_path, path="dogs", subset="list.txt").classes == ("golden retriever",)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_synonyms_of_a_class_are_one_name_and_labels_that_are_no_numbers_are_refused(tmp_path, monkeypatch):
+    cifar_tree(tmp_path)
+    load = cifar.CIFAR10._load_meta
+
+    def named_twice(dataset):
+        load(dataset)
+        dataset.classes = [(name, "thing") for name in dataset.classes]
+
+    monkeypatch.setattr(cifar.CIFAR10, "_load_meta", named_twice)
+    manifest = read_torchvision(tmp_path, dataset="CIFAR10")
+    assert {*manifest.classes} == {f"class{number}, thing" for number in range(10)}
+    assert not manifest.multi_label
+    monkeypatch.setattr(cifar.CIFAR10, "targets", property(lambda _: np.ones((100, 2)), lambda *_: None), raising=False)
+    with pytest.raises(UserError, match=r"its labels are no class numbers; give it to aurank\.data"):
+        read_torchvision(tmp_path, dataset="CIFAR10")
 
 
 def published_long_tail(labels, imbalance):
