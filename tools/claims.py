@@ -312,6 +312,14 @@ def texts_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     return texts
 
 
+def tables_of(lines: list[dict[str, Any]]) -> str:
+    tables = (
+        f"## {claim}\n\n{markdown_table(['figure', 'mean'], list(texts.items()))}"
+        for claim, texts in texts_of(lines).items()
+    )
+    return "\n\n".join(tables) + "\n"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     given, file = parser_of(__doc__, only=list(CLAIMS)).parse_args(), FOLDER / "claims.jsonl"
@@ -332,10 +340,7 @@ def main() -> None:
             print(f"{claim}, seed {seed}: {processor:.0f} s", flush=True)
     lines.sort(key=lambda line: list(CLAIMS).index(line["claim"]))
     write_text(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    tables = {
-        claim: markdown_table(["figure", "mean"], list(texts.items())) for claim, texts in texts_of(lines).items()
-    }
-    write_text(FOLDER / "claims.txt", "\n\n".join(f"## {claim}\n\n{table}" for claim, table in tables.items()) + "\n")
+    write_text(FOLDER / "claims.txt", tables_of(lines))
 
 
 if __name__ == "__main__":
