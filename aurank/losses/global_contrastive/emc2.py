@@ -97,7 +97,7 @@ def first_views(pairs: Pairs, order: Int64[Tensor, " reference"]) -> Bool[Tensor
     """Return True at the negatives of each query that come first of their id in this order."""
     if pairs.reference_ids is None:
         return pairs.negative
-    sample = torch.unique(pairs.reference_ids, return_inverse=True)[1]
+    sample = torch.searchsorted(pairs.reference_ids.sort().values, pairs.reference_ids)  # a number of each id
     position = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
     chosen = torch.empty_like(pairs.negative)
     for negative, out in zip(torch.split(pairs.negative, 256), torch.split(chosen, 256), strict=True):  # bounds memory
