@@ -159,9 +159,9 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 # Lines of the package, and of a room: it may shrink, and takes from another what it needs more, in the same commit.
 TOTAL = 35_400  # 33,600; 900 for adaptation, sets of labels, teachers, upgrades; 700 for search; 200 for the evidence
 BUDGETS = {
-    "data": 5930,
+    "data": 5940,
     "losses": 5680,
-    "evaluation": 6900,
+    "evaluation": 6890,
     "models": 2400,
     "embedding": 2550,
     "training": 2400,
