@@ -134,8 +134,9 @@ def interpolation_error(seed: int) -> Figures:
                 drawn = samples(scores, count, 2000, chance).sort(dim=1).values
                 error = interpolated(drawn, kind).double().mean(dim=0) - truth
                 figures[f"{name}, {kind}, {count} scores"] = float(error.square().mean().sqrt() / scores.std())
-        places = [torch.arange(1, n + 1, dtype=torch.float64) / (n + 1) for n in counts]
-        ideal = [torch.special.ndtri(0.05 + 0.9 * place) for place in places]
+        ideal = [
+            torch.special.ndtri(0.05 + 0.9 * torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)) for n in counts
+        ]
         errors = [interpolated(each[None], kind, 4000)[0] - torch.special.ndtri(0.05 + 0.9 * levels) for each in ideal]
         largest = [float(error[middle].abs().max()) for error in errors]
         figures[f"slope, {kind}"] = float(np.polyfit(np.log(counts), np.log(largest), 1)[0])
@@ -322,16 +323,16 @@ def tables_of(lines: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
-    given, file = parser_of(__doc__, only=list(CLAIMS)).parse_args(), FOLDER / "claims.jsonl"
+    tried, file = parser_of(__doc__, only=list(CLAIMS)).parse_args().only, FOLDER / "claims.jsonl"
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    lines = [line for line in lines if line["claim"] not in given.only]
+    lines = [line for line in lines if line["claim"] not in tried]
     about = {
         "commit": package_commit(),
         "device": f"{platform.machine()} CPU",
         "torch": torch.__version__,
         "threads": 1,
     }
-    for claim in given.only:
+    for claim in tried:
         measure, seeds = CLAIMS[claim]
         for seed in range(seeds):
             (_, processor), figures = timed(measure, seed)

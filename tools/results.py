@@ -84,10 +84,6 @@ TABLES: dict[str, Any] = {
         ("mAUPRC", "soprc_parts", "", "mAUPRC", (*SEEDS, 4)),
         ("minus none", "soprc_parts", "", "minus none", BOTH),
     ),
-    "steps": (
-        ("loss", ()),
-        *((steps, "omniglot_steps", steps, "mAUPRC", SEEDS) for steps in ("300 steps", "2,000 steps")),
-    ),
     "fine-tuning": (("training", ()), *((name, "grocery_recipe", "", name, parts) for name, parts in TRAINED)),
     "teacher": (("training", ()), *((name, "grocery_teacher", "", name, parts) for name, parts in TRAINED)),
     "upgrade": (

@@ -279,8 +279,8 @@ class BenchmarkRun:
         for name in ("train", "test"):
             manifest = split_of(self.splits[unit.split], self.base.data, name)
             source: Any = manifest.source
-            place = [source.entries[path] for path in manifest.paths]
-            parts[name] = described(manifest, np.arange(len(place)), source.rows[place])
+            rows = [source.entries[path] for path in manifest.paths]
+            parts[name] = described(manifest, np.arange(len(rows)), source.rows[rows])
         options = evaluation_options(self.base)
         if unit.method:
             options["postprocess"] = PostProcessing.parse(unit.method).fit(parts["train"].embeddings)

@@ -54,10 +54,10 @@ def read_folder(
         problems.append(f"image {image!r} in {source.where} is in no class folder; {expected}")
     tops = [name.split("/")[0] if has_splits else "" for name in names]
     if subset is not None:
-        known = {*names, *labels}
+        listable = {*names, *labels}
         lines = [line.strip() for line in read_text(open_source(root), subset).splitlines() if line.strip()]
-        listed = {line if line in known else line.split()[0] for line in lines}
-        unknown = sorted(listed - known) if lines else ["an empty list"]
+        listed = {line if line in listable else line.split()[0] for line in lines}
+        unknown = sorted(listed - listable) if lines else ["an empty list"]
         problems += [f"{subset}: {name!r} is no class folder and no image of {source.where}" for name in unknown[:1]]
         is_listed = [not listed.isdisjoint(each) for each in zip(names, labels, strict=True)]
         limited = {top for top, chosen in zip(tops, is_listed, strict=True) if chosen}

@@ -119,12 +119,12 @@ def read_torchvision(
         remedy = "set data.root or data.params.path to the folder that holds it, unpacked"
         with reading(f"{dataset}, {name!r}, in {root / path}", "a data set of torchvision", remedy=remedy):
             part = kind(root / path, **{argument: value})
-            given = next((getattr(part, key) for key in ("targets", "labels") if hasattr(part, key)), None)
-            numbers = np.array([part[row][1] for row in range(len(part))] if given is None else given)
+            targets = next((getattr(part, key) for key in ("targets", "labels") if hasattr(part, key)), None)
+            numbers = np.array([part[row][1] for row in range(len(part))] if targets is None else targets)
             if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
                 raise UserError("its labels are no class numbers; give it to aurank.data.from_dataset")
         rows = np.arange(len(numbers)) if split != "train" or imbalance == 1 else _long_tail(numbers, imbalance)
-        names = [", ".join(name) if isinstance(name, tuple) else name for name in getattr(part, "classes", ())]
+        names = [", ".join(each) if isinstance(each, tuple) else each for each in getattr(part, "classes", ())]
         labels = [
             f"{name}/{row}" if numbers[row] == -1 else read_label(numbers[row], f"{dataset}, item {row}", names)
             for row in rows.tolist()
@@ -136,13 +136,13 @@ def read_torchvision(
 def _long_tail(labels: Integer[np.ndarray, " row"], imbalance: int | float) -> Integer[np.ndarray, " kept"]:
     """Return the rows that a long tail keeps, the same that the published code draws."""
     random = np.random.RandomState(0)  # the generator of that code
-    classes, kept = np.unique(labels), list[np.ndarray]()
+    classes, tail = np.unique(labels), list[np.ndarray]()
     for number, label in enumerate(classes):
         members = np.flatnonzero(labels == label)
         random.shuffle(members)
         share = (1 / imbalance) ** (number / max(1, len(classes) - 1))
-        kept.append(members[: int(len(labels) / len(classes) * share)])
-    return np.concatenate(kept)
+        tail.append(members[: int(len(labels) / len(classes) * share)])
+    return np.concatenate(tail)
 
 
 @dataclass(frozen=True, eq=False)
