@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from aurank.evaluation.bootstrap import FEW
 from aurank.evaluation.compare import holm
 from aurank.evaluation.significance import Answer, SeedsAndClasses, over_seeds, rank_correlation, rank_over_classes
 from aurank.files import checked, reading, require_ordinary
@@ -185,7 +186,9 @@ def _block(
     remarks = []
     if reference not in tests:  # all its seeds may have diverged
         remarks.append(f"The reference {reference} has no result here, so there are no differences from it.")
-    if len(trained) > 1 and (num_classes := len(chances.queries)) > 1:
+    if (num_classes := len(chances.queries)) < FEW:
+        remarks.append(f"Of so few classes as {num_classes} the intervals come out too narrow.")
+    if len(trained) > 1 and num_classes > 1:
         means, critical, p_value = rank_over_classes(np.stack([*trained.values()]))
         mean_ranks = dict(zip(trained, means, strict=True))
         friedman = "" if p_value is None else f"; Friedman's test: p = {p_value:.2g}"
