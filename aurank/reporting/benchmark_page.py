@@ -28,8 +28,8 @@ LINES, _LINES = "lines.jsonl", "the lines of a benchmark"
 Rate = Annotated[float, Field(ge=0, le=1)]
 _OPEN: Any = {"extra": "allow", "allow_inf_nan": False}  # other versions write other entries too
 _HEAD = (
-    *("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes"),
-    *("mean rank", "test rank", "validation rank", "chosen", "seeds"),
+    *("mAUPRC", "test rank", "validation rank", "Recall@1"),
+    *("minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds"),
 )
 ALPHA = 0.05
 _NOTE = (
@@ -275,7 +275,7 @@ def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
         ranks = ("", "") if row.ranks is None else map(str, row.ranks)
         seeds = f"{row.seeds or ''}{f' ({row.diverged} diverged)' if row.diverged else ''}"
         recall = Answer(*row.recall, None, None, None)
-        cells = [row.name, _number(row.mauprc), _number(recall), beside, *p_values, mean_rank, *ranks, row.chosen]
+        cells = [row.name, _number(row.mauprc), *ranks, _number(recall), beside, *p_values, mean_rank, row.chosen]
         rows.append([*cells, seeds])
     head = [block.setting or "method", *(name.format(block.reference) for name in _HEAD)]
     shown = [column for column in range(len(head)) if any(row[column] for row in rows)]
