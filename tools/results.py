@@ -69,11 +69,6 @@ TABLES: dict[str, Any] = {
         ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", RANKED),
         ("minus SupCon", "omniglot_parameters", PCA, "minus SupCon", CLASSES),
     ),
-    "prior": (
-        ("π", ()),
-        ("mAUPRC", "soprc_prior", PCA, "mAUPRC", SEEDS),
-        ("minus the first", "soprc_prior", PCA, "minus π 0.1 for the largest class", BOTH),
-    ),
     "Table 1": (
         ("loss", ()),
         ("mAUPRC", "omniglot_losses", "", "mAUPRC", (*SEEDS, 4)),
