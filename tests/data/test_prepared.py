@@ -11,9 +11,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from testing.trees import pixels, zip_tree
+from testing.trees import pixels, write_tree, zip_tree
 
-from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest, prepared
+from aurank.data import (
+    TRANSFORMS,
+    FolderSource,
+    ImageDataset,
+    Manifest,
+    ZipSource,
+    build_manifest,
+    open_source,
+    prepared,
+)
 from aurank.data.prepared import IMAGES, Preparation, PreparedImages, contents, prepare_images
 from aurank.errors import AurankError, UserError
 
@@ -231,3 +240,63 @@ def test_what_does_not_fit_is_refused(tmp_path):
         prepare_images(manifest, tmp_path / "out", raw(40))
     with pytest.raises(UserError, match=r"have 3 channels, not data\.channels=1"):
         PreparedImages(tmp_path / "out").rows_of(manifest, 1)
+
+
+# -- What tells the images of a data set from others of the same names
+
+NAMES = [f"{number % 4}/{number}.png" for number in range(100)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_tree(tmp_path / "folder", NAMES)
+
+
+def manifest_of(root: Path) -> Manifest:
+    labels = [name.split("/")[0] for name in NAMES]
+    return build_manifest("small", open_source(root), paths=NAMES, labels=labels, splits=["train"] * len(NAMES))
+
+
+def test_a_moved_touched_or_archived_data_set_is_the_same(folder, tmp_path):
+    before = contents(manifest_of(folder))
+    shutil.copytree(folder, tmp_path / "moved", copy_function=shutil.copyfile)
+    os.utime(tmp_path / "moved" / NAMES[0], (0, 0))
+    assert contents(manifest_of(tmp_path / "moved")) == before
+    archived = contents(manifest_of(zip_tree(folder, tmp_path / "images.zip")))
+    assert {name: archived[name] for name in before} == before
+
+
+def test_other_bytes_under_an_old_name_are_seen(folder):
+    before = contents(manifest_of(folder))
+    changed = bytearray((folder / NAMES[7]).read_bytes())
+    changed[-1] ^= 1
+    (folder / NAMES[7]).write_bytes(changed)
+    after = contents(manifest_of(folder))
+    assert after["sizes"] == before["sizes"]
+    assert after["sample"] != before["sample"]
+    (folder / NAMES[7]).write_bytes(bytes(5))
+    assert contents(manifest_of(folder))["sizes"] != before["sizes"]
+    (folder / NAMES[7]).unlink()
+    assert contents(manifest_of(folder))["sizes"] != before["sizes"]
+
+
+def test_of_a_large_folder_a_sample_is_read_and_of_a_large_archive_nothing(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_SMALL", 1000)
+    manifest, read = manifest_of(folder), []
+    original = type(manifest.source).read_bytes
+    monkeypatch.setattr(
+        type(manifest.source), "read_bytes", lambda self, path: read.append(path) or original(self, path)
+    )
+    before = contents(manifest)
+    assert len(set(read)) == len(read) == 64
+    for name in NAMES:
+        (folder / name).write_bytes(bytes((folder / name).stat().st_size))
+    after = contents(manifest)
+    assert read[64:] == read[:64]
+    assert after["sizes"] == before["sizes"]
+    assert after["sample"] != before["sample"]
+    packed = manifest_of(zip_tree(folder, tmp_path / "images.zip"))
+    monkeypatch.setattr(type(packed.source), "read_bytes", lambda self, path: pytest.fail("read"))
+    archived = contents(packed)
+    assert {name: archived[name] for name in after} == after
+    assert set(archived) - set(after) == {"sums"}
