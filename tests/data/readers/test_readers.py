@@ -3,7 +3,6 @@ import pytest
 from PIL import Image
 from testing.trees import write_tree, zip_tree
 
-from aurank.data import READERS
 from aurank.data.checks.doctor import examine
 from aurank.data.decode import IMAGE_SUFFIXES, decode
 from aurank.data.readers.folders import read_digits, read_folder, read_omniglot, read_unlabelled
@@ -111,8 +110,6 @@ def test_every_ending_of_an_image_is_read_and_every_other_file_is_counted_by_its
 def test_digits_are_scikit_learns_pixels_on_the_whole_range():
     from sklearn.datasets import load_digits
 
-    from aurank.data.decode import decode
-
     manifest = read_digits()
     data = load_digits()
     for row in (0, 898, 1796):
@@ -120,13 +117,6 @@ def test_digits_are_scikit_learns_pixels_on_the_whole_range():
         assert image.shape == (8, 8, 1)
         np.testing.assert_allclose(image[:, :, 0] / 255, data.images[row] / 16, atol=0.5 / 255)
         assert manifest.classes[manifest.labels[row]] == str(data.target[row])
-
-
-def test_readers_are_known_by_name():
-    benchmarks = {"sop", "grocery", "inaturalist2018", "vehicleid", "cub200", "cars196", "inshop"}
-    benchmarks |= {"market1501", "veri776", "roxford5k", "rparis6k"}
-    others = {"omniglot", "folder", "unlabelled", "table", "lists", "digits", "embeddings", "hf", "webdataset", "given"}
-    assert set(READERS) == {*others, *benchmarks, "torchvision"}
 
 
 def test_unlabelled_images_of_any_depth_each_have_a_label_and_are_for_training(tmp_path):
