@@ -1,8 +1,11 @@
 """report.html: what it shows agrees with the numbers, and no text from outside becomes markup."""
 
+import base64
+import io
 import re
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,13 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from matplotlib.axes import Axes
+from PIL import Image
 from testing.cases import Elements
 
 import aurank
 from aurank.data.checks.findings import Finding
-from aurank.data.sources import ArraySource
+from aurank.data.decode import decode
+from aurank.data.sources import ArraySource, FolderSource
 from aurank.errors import UserError
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.index import overview
@@ -22,7 +27,7 @@ from aurank.evaluation.report import Report
 from aurank.reporting import report_page as report_module
 from aurank.reporting.charts import svg
 from aurank.reporting.grids import make_grids
-from aurank.reporting.pictures import Pictures
+from aurank.reporting.pictures import Pictures, thumbnail
 from aurank.reporting.report_page import report_page
 
 EVIL = (
@@ -230,3 +235,26 @@ def test_a_large_map_is_a_sample_and_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert len(mapped(measured(), rows)) == 10
     assert "10 of the 24 queries, drawn at random," in report_page(measured(), embeddings=rows)
     assert 'id="map"' not in report_page(measured())
+
+
+def shown(content: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.mode in ("L", "RGB")  # nothing of it is transparent
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("side", [20, 80])  # a PNG, and a JPEG
+def test_what_is_transparent_lies_on_white_as_a_network_sees_it(side: int, tmp_path: Path) -> None:
+    pixels = np.zeros((side, side, 4), np.uint8)
+    pixels[..., 0], pixels[: side // 2, :, 3] = 200, 255  # below its upper half, a red that nobody is meant to see
+    pixels[:, : side // 4, 3] = 128
+    Image.fromarray(pixels).save(tmp_path / "logo.png")
+    source = FolderSource(tmp_path)
+    seen = decode(source, "logo.png", 3)
+    picture = Pictures(source).of("logo.png")
+    alone = thumbnail(decode(source, "logo.png", None, on_white=True))[1]
+    for content in (base64.b64decode(picture.partition(",")[2]), alone):
+        found = shown(content)
+        for part, other in product((0.1, 0.9), repeat=2):  # the four corners
+            there = found[int(part * len(found)), int(other * len(found))]
+            assert np.abs(there - seen[int(part * side), int(other * side)]).max() <= 12  # JPEG's quality

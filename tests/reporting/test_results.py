@@ -1,7 +1,10 @@
 """The files of an evaluation: whole, together, and as the report says."""
 
+import csv
+import io
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet
@@ -11,6 +14,7 @@ from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report, evaluate
 from aurank.reporting import tables, write_results
 from aurank.reporting.results import require_free
+from aurank.reporting.tables import class_csv, to_markdown
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +40,7 @@ def test_a_failure_leaves_the_earlier_files_as_they_were(
 ) -> None:
     write_results(report, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tables, "class_csv", full)
+    monkeypatch.setattr(tables, "class_csv", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(AurankError, match=r"cannot write to .*No space left on device"):
         write_results(replace(report, metrics={**report.metrics, "mauprc": 0.0}), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -84,3 +84,34 @@ def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tm
     write_results(report.made_by("one"), tmp_path)
     write_results(report.made_by("two"), tmp_path, overwrite=True)
     assert Report.load(tmp_path / "report.json").command == "two"
+
+
+# -- Tables that other programs read: nothing in them is run
+
+EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", 'a,"b"\nc', "plain"]
+
+
+def test_no_class_name_is_a_formula_in_csv() -> None:
+    labels = np.repeat(EVIL, 2)
+    report = evaluate(np.random.default_rng(0).standard_normal((14, 4)), labels, recall_at=(1,))
+    head, *rows = csv.reader(io.StringIO(class_csv(report)))
+    assert head[:3] == ["class", "num_queries", "mauprc"]
+    assert {row[0] for row in rows} == {"'=HYPERLINK(1)", "'+1", "'-1", "'@SUM(A1)", "'\tx", 'a,"b"\nc', "plain"}
+    table = report.class_table()
+    assert [float(row[2]) for row in rows] == pytest.approx(sorted(table["mauprc"].tolist()), abs=1e-6)
+
+
+def test_names_are_escaped() -> None:
+    report = evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], metrics=["mauprc"])
+    name = '<script>alert(1)</script>|`a`\n\\| 50% & a_b^~ {x} "q"'
+    assert to_markdown({name: report}).splitlines()[2] == (
+        '| &lt;script>alert(1)&lt;/script>\\|\\`a\\` \\\\\\| 50% &amp; a_b^~ {x} "q" | 1.0000 |'
+    )
+
+
+def test_only_common_metrics_are_shown_unless_named() -> None:
+    metrics = {"a": ["mauprc", "mrr"], "b": ["mauprc", "minp"]}
+    reports = {name: evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], metrics=each) for name, each in metrics.items()}
+    assert to_markdown(reports).splitlines()[0] == "| model | mauprc |"
+    with pytest.raises(UserError, match="the report 'b' has no mrr; it has mauprc, minp"):
+        to_markdown(reports, ["mrr"])
