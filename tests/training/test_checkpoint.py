@@ -63,6 +63,7 @@ def test_the_weights_are_read_by_safetensors_alone(tmp_path: Path) -> None:
     path, weight = tmp_path / "best.safetensors", torch.ones(2, 3, dtype=torch.bfloat16)
     save_checkpoint(path, content(encoder={"head.weight": weight}))
     assert load_file(path)["encoder/head.weight"].equal(weight)
+    assert load_checkpoint(path)["encoder"]["head.weight"].equal(weight)
 
 
 def test_a_name_without_suffix_or_a_folder_finds_the_file(tmp_path: Path) -> None:
@@ -90,12 +91,6 @@ def test_another_file_or_none_is_refused_in_one_line(tmp_path: Path, written: by
     with pytest.raises(UserError, match=r"last\.safetensors") as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_checkpoint_of_weights_is_measured_and_not_resumed(tmp_path: Path) -> None:
-    path = tmp_path / "best.safetensors"
-    save_checkpoint(path, content())
-    assert load_checkpoint(path)["manifest"] == ""
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from aurank.errors import AurankError, UserError
 from aurank.models import Encoder
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
+from aurank.training.state import seed_everything
 from aurank.training.trainer import Trainer, build_trainer
 from aurank.training.watch import collapse_signs
 
@@ -102,7 +104,9 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, mon
     settings = read_config(config)
     torch.manual_seed(settings.seed)
     trainer = Trainer(settings, build_splits(settings))
-    trainer.model.load_state_dict(_initial(settings))
+    seed_everything(settings.seed)
+    initial = build_encoder(settings.model, channels=settings.data.channels).state_dict()
+    trainer.model.load_state_dict(initial)
     position = trainer.sampler.iterate(0, 0)
     for _ in range(2):
         epoch, _, rows = next(position)
@@ -114,44 +118,41 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, mon
     final = load_checkpoint(tmp_path / "out" / "last.safetensors")["encoder"]
     for name, parameter in trainer.model.named_parameters():
         if parameter.grad is not None:
-            torch.testing.assert_close(
-                final[name], expected[name] - momentum_step * parameter.grad, rtol=1e-4, atol=1e-6
-            )
-
-
-def _initial(settings: Any) -> dict[str, torch.Tensor]:
-    from aurank.training.state import seed_everything
-
-    seed_everything(settings.seed)
-    return build_encoder(settings.model, channels=settings.data.channels).state_dict()
+            moved = expected[name] - momentum_step * parameter.grad
+            torch.testing.assert_close(final[name], moved, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("accumulate", "memory", "views"), [(1, None, 1), (2, {"size": 70}, 2)])
+@pytest.mark.parametrize(
+    ("accumulate", "memory", "views", "late"), [(1, None, 1, False), (2, {"size": 70}, 2, False), (1, None, 1, True)]
+)
 def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, memory: dict[str, int] | None, views: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, memory: Any, views: int, late: bool
 ) -> None:
-    original = Encoder.forward
-    calls = []
+    """Late: numbers are looked at every so many steps, as on a GPU."""
+    if late:
+        monkeypatch.setattr("aurank.training.watch.READ_AT_ONCE", ())
+    original, calls = Encoder.forward, list[bool]()
 
     def poisoned(self: Encoder, images: torch.Tensor) -> torch.Tensor:
         calls.append(self.training)
         return original(self, images * float("nan") if sum(calls) == 3 * accumulate else images)
 
     monkeypatch.setattr(Encoder, "forward", poisoned)
-    train = {"accumulate": accumulate, "checkpoint_every": 1, "validate_every": 100, "ema": 0.5}
-    config = tiny_config(train=train, data={"views": views})
-    config["memory"] = memory
-    place = f"epoch 0, batch {3 * accumulate - 1}"
-    with pytest.raises(AurankError, match=rf"the loss is nan at step 3 \({place}\).*optim\.lr") as caught:
+    train = {"accumulate": accumulate, "validate_every": 100, "ema": 0.5}
+    train |= {"checkpoint_every": 100, "log_every": 6} if late else {"checkpoint_every": 1}
+    config = tiny_config(train=train, data={"views": views}) | {"memory": memory}
+    place, kept = f"epoch 0, batch {3 * accumulate - 1}", 0 if late else 2
+    said = rf"the loss is nan at step 3 \({place}\).* weights of step {kept} in .*optim\.lr"
+    with pytest.raises(AurankError, match=said) as caught:
         aurank.train(config, tmp_path / "out")
     assert not isinstance(caught.value, UserError)
+    assert sum(calls) == (6 if late else 3 * accumulate)
     record = json.loads((tmp_path / "out" / "diverged.json").read_text(encoding="utf-8"))
-    assert record["step"] == 3
-    assert record["batch"] == 3 * accumulate - 1
+    assert (record["step"], record["batch"], record["loss"]) == (3, 3 * accumulate - 1, "nan")
     assert 8 <= len(record["paths"]) <= 16
     state = load_checkpoint(tmp_path / "out" / "last.safetensors")
-    assert state["progress"]["step"] == 2
+    assert state["progress"]["step"] == kept
     assert all(value.isfinite().all() for value in state["encoder"].values())
 
 
@@ -213,10 +214,7 @@ def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> 
 
 
 def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise AurankError("no kernel")
-
-    monkeypatch.setattr("aurank.embedding.embedded.evaluate", broken)
+    monkeypatch.setattr("aurank.embedding.embedded.evaluate", Mock(side_effect=AurankError("no kernel")))
     with pytest.raises(AurankError, match="no kernel"):
         aurank.train(tiny_config(), tmp_path / "out")
     assert not (tmp_path / "out" / "metrics.jsonl").exists()

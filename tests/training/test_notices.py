@@ -98,8 +98,6 @@ def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:
 
 def test_what_a_machine_runs_short_of_is_told_with_the_path_and_the_remedy() -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a")
-    assert (
-        explained(full)
-        == "No space left on device: runs/a; free some space, use fewer data.workers, or raise the limits (ulimit)"
-    )
+    remedy = "free some space, use fewer data.workers, or raise the limits (ulimit)"
+    assert explained(full) == f"No space left on device: runs/a; {remedy}"
     assert explained(ValueError("no")) is explained(RuntimeError("no")) is explained(FileNotFoundError(2, "no")) is None

@@ -44,10 +44,8 @@ def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
     given: list[tuple[torch.Tensor, ...]] = []
 
     def recording() -> Learnt:
-        loss = Learnt()
-        loss.register_forward_pre_hook(
-            lambda _, inputs, named: given.append((*inputs[:2], named["ids"])), with_kwargs=True
-        )
+        loss, keep = Learnt(), lambda _, inputs, named: given.append((*inputs[:2], named["ids"]))
+        loss.register_forward_pre_hook(keep, with_kwargs=True)
         return loss
 
     monkeypatch.setitem(LOSSES, "recording", recording)
@@ -98,21 +96,13 @@ def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: 
     assert (result.report, result.best, result.steps, result.stopped_by) == (None, {}, 6, None)
     assert not {"testing", "tested"} & set(told)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {
-        "config.yaml",
-        "metrics.jsonl",
-        "last.safetensors",
-        "best.safetensors",
-        "timing.json",
-        "report.html",
-    }
+    files = {"config.yaml", "metrics.jsonl", "timing.json", "report.html"}
+    assert names == {*files, "last.safetensors", "best.safetensors"}
     assert load_checkpoint(tmp_path / "out" / "best.safetensors")["progress"]["step"] == 6
     # Measured elsewhere, on images that have classes.
     photos(tmp_path / "classes", {"a": 2, "b": 2, "c": 2})
-    report = evaluate_model(
-        f"aurank:{tmp_path / 'out' / 'best'}", ImageSelection(data=f"folder:{tmp_path / 'classes'}")
-    )
-    assert report.num_queries == 6
+    classes = ImageSelection(data=f"folder:{tmp_path / 'classes'}")
+    assert evaluate_model(f"aurank:{tmp_path}/out/best", classes).num_queries == 6
     assert aurank.train(config, tmp_path / "out", resume=True).report is None
 
 
