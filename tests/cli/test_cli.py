@@ -87,10 +87,8 @@ def test_dry_run_prints_sizes_and_writes_nothing(
 def test_warnings_of_aurank_are_notices(aurank: Shell, config: Path) -> None:
     loss = "loss={name: isogclr, params: {rho: 5, temperature: 0.3}}"
     _, said = aurank.done("train", config, "sampler.name=shuffled", loss, "--dry-run")
-    assert [line[:36] for line in said.splitlines()] == [
-        "sampler.name=shuffled leaves out the",
-        "rho=5 is not below log(15) = 2.71, t",
-    ]
+    begun = ["sampler.name=shuffled leaves out the", "rho=5 is not below log(15) = 2.71, t"]
+    assert [line[:36] for line in said.splitlines()] == begun
 
 
 def test_config_prints_what_a_run_would_use(aurank: Shell, config: Path) -> None:

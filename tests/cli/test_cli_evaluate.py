@@ -12,10 +12,8 @@ from testing.processes import Shell
 
 from aurank.evaluation import PostProcessing, Report
 
-TIMM = (
-    *("evaluate", "--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos", "--recall-at", "1,3"),
-    "data.odd_classes=keep",
-)
+PHOTOS = ("--data", "folder:photos", "--recall-at", "1,3", "data.odd_classes=keep")
+TIMM = ("evaluate", "--model", "timm:test_resnet,pretrained=false", *PHOTOS)
 ROWS = ("evaluate", "--model", "embeddings:rows.npz", "--out")
 CHANCE = np.random.default_rng(1)
 LABELS = np.arange(60) % 6

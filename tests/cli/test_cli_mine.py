@@ -179,9 +179,8 @@ def test_images_without_labels_are_chosen_and_what_lacks_labels_is_refused(place
     model = ("--model", "timm:test_vit,pretrained=false", "--data", "unlabelled:photos", "--out", "chosen")
     output, _ = aurank.done("mine", *model, "--select", "5")
     assert output.startswith("5 of 30 images of photos, diverse: ")
-    assert "--by uncertain needs --labelled FILE" in aurank.refused(
-        "mine", *model, "--select", "5", "--by", "uncertain"
-    )
+    complaint = aurank.refused("mine", *model, "--select", "5", "--by", "uncertain")
+    assert "--by uncertain needs --labelled FILE" in complaint
     assert "--labelled needs --select" in aurank.refused("mine", *model, "--labelled", "rows.npz")
     np.savez("wide.npz", embeddings=np.eye(4), labels=[0, 0, 1, 1])
     np.savez("zero.npz", embeddings=np.eye(3)[[0, 1, 1]] * [[1], [0], [1]], labels=[0, 0, 1])

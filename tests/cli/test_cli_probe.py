@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,10 +35,7 @@ def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place: Path,
 def test_a_probe_that_is_stopped_keeps_and_has_printed_what_was_done(
     place: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(probes, "_strength_search", stopped)
+    monkeypatch.setattr(probes, "_strength_search", Mock(side_effect=KeyboardInterrupt))
     code, output, _ = aurank(*PROBE, "--data", "folder:photos", "--out", "probed")
     assert code == 130
     assert output.startswith("knn\ntop1")
@@ -91,9 +89,8 @@ def test_saved_embeddings_are_probed_by_halves(place: Path, aurank: Shell) -> No
     rows = np.random.default_rng(0).normal(size=(30, 4))
     np.save(place / "rows.npy", rows)
     np.save(place / "labels.npy", np.arange(30) % 3)
-    output, _ = aurank.done(
-        "probe", "--model", "embeddings:rows.npy", "--labels", "labels.npy", "--out", "x", "--protocol", "knn"
-    )
+    command = ("probe", "--model", "embeddings:rows.npy", "--labels", "labels.npy", "--out", "x")
+    output, _ = aurank.done(*command, "--protocol", "knn")
     assert output.startswith("knn\ntop1")
     assert read(place / "x" / "knn.json")["seeds"] == [0, 1, 2]
     np.savez(place / "halves.npz", embeddings=rows, labels=np.arange(30) / 2)
@@ -114,12 +111,8 @@ def test_the_drawers_of_omniglot_are_told_by_the_names_of_files(place: Path, aur
         expected = few_shot(rows, labels, **columns, episodes=50, seeds=[1, 2])
         result = read(place / "x" / f"{name}.json")
         assert (result["protocol"], result["per_seed"]) == (name, expected.per_seed)
-        assert (
-            "{}\naccuracy  {:.4f} [{:.4f}, {:.4f}]".format(
-                name, expected.metrics["accuracy"], *expected.intervals["accuracy"]
-            )
-            in output
-        )
+        low, high = expected.intervals["accuracy"]
+        assert f"{name}\naccuracy  {expected.metrics['accuracy']:.4f} [{low:.4f}, {high:.4f}]" in output
     assert output.count("\nknn\n") == 1
 
 

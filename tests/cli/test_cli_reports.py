@@ -83,10 +83,8 @@ def test_the_threshold_of_another_command_is_replaced_by_overwrite_alone(reports
         assert ended == code, complaint
         assert (code == 0) == ("add --overwrite to replace that result" not in complaint)
     kept = json.loads((reports / "made/calibration.json").read_text(encoding="utf-8"))
-    assert (kept["rate"], kept["command"].rpartition(" && ")[2]) == (
-        0.7,
-        "aurank calibrate --model embeddings:rows.npz --precision 0.7 --out made",
-    )
+    command = "aurank calibrate --model embeddings:rows.npz --precision 0.7 --out made"
+    assert (kept["rate"], kept["command"].rpartition(" && ")[2]) == (0.7, command)
 
 
 def test_a_threshold_behind_post_processing(reports: Path, aurank: Shell) -> None:

@@ -21,7 +21,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def inside(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands are given where the index is."""
     monkeypatch.chdir(made)
 
 
@@ -76,10 +75,7 @@ def test_words_and_photos_are_options_of_one_query(aurank: Shell) -> None:
     same, _ = aurank.done("search", "index", "--photo", "photos/c1/2.png", "--k", "3", "--weights", "2")
     assert same.splitlines()[1:] == aurank.done("search", "index", "photos/c1/2.png", "--k", "3")[0].splitlines()[1:]
     for given, message in (
-        (
-            ["--text", "red mug"],
-            f"{MODEL} has no text tower for words: open_clip, transformers and model.text have one",
-        ),
+        (["--text", "red mug"], f"{MODEL} has no text tower for words: open_clip, transformers and model.text have"),
         ([], "FOLDER needs PHOTOS or --photo or --text or --not: they say what is looked for"),
         (["photos", "--text", "red mug"], "PHOTOS does not go with --text: name photos of one query by --photo"),
         (["photos", "--weights", "2"], "PHOTOS does not go with --weights: name photos of one query by --photo"),
@@ -94,9 +90,8 @@ def test_words_and_photos_are_options_of_one_query(aurank: Shell) -> None:
 
 @pytest.mark.slow
 def test_an_index_is_built_and_changed(aurank: Shell, made: Path) -> None:
-    out, _ = aurank.done(
-        *("index", "build", "--model", MODEL, "--data", "folder:photos", "--out", "near", "--index", "IVF2,Flat")
-    )
+    command = ("index", "build", "--model", MODEL, "--data", "folder:photos", "--out", "near")
+    out, _ = aurank.done(*command, "--index", "IVF2,Flat")
     assert "which finds" in out
     write_photo(made / "more/c9/new.png", 50)
     assert aurank.done("index", "add", "near", "--data", "folder:more")[0].startswith("1 added; the index holds 7\n")

@@ -106,9 +106,8 @@ def test_figures_of_the_images_that_a_map_was_fitted_on_are_told(tmp_path: Path)
     np.savez(new, **{**np.load(new), "splits": np.repeat("test", CLASSES * PHOTOS)})
     text = align(old, new, out=tmp_path / "map.safetensors")
     assert text.startswith("160 images, none of split train, so these are not to measure the map on; mAUPRC of 32 ")
-    report = evaluate_model(
-        f"embeddings:{new}", gallery_embeddings=old, map_file=tmp_path / "map.safetensors", out=tmp_path / "out"
-    )
+    options: dict[str, Any] = {"gallery_embeddings": old, "map_file": tmp_path / "map.safetensors"}
+    report = evaluate_model(f"embeddings:{new}", **options, out=tmp_path / "out")
     (note,) = (note for note in report.notes if "too good" in note)
     assert "map.safetensors was fitted on 160 of these 160 images, so the figures are too good: fit it on" in note
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
@@ -160,10 +159,9 @@ def test_an_index_takes_no_rows_of_another_width_than_its_model_gives(tmp_path: 
     paths = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
     rows = {"embeddings": np.eye(len(paths), 7) + 1, "labels": np.arange(len(paths)), "paths": np.array(paths)}
     np.savez(tmp_path / "old.npz", **rows, splits=np.repeat("train", len(paths)))
+    images, old = ImageSelection(f"folder:{photos}"), tmp_path / "old.npz"
     with pytest.raises(UserError, match=r"old.npz: 7 wide, the model \d+: map by aurank align"):
-        build_index(
-            MODEL, ImageSelection(f"folder:{photos}"), out=tmp_path / "index", gallery_embeddings=tmp_path / "old.npz"
-        )
+        build_index(MODEL, images, out=tmp_path / "index", gallery_embeddings=old)
 
 
 @pytest.mark.slow

@@ -48,7 +48,6 @@ def save(folder: Path, seed: int, *, by: float = 0.01, manifest: str = "m", **se
 
 @contextmanager
 def changing(folder: Path) -> Iterator[dict[str, Any]]:
-    """The content of a checkpoint, to be changed."""
     content = load_checkpoint(folder / "best.safetensors")
     yield content
     save_checkpoint(folder / "best.safetensors", content)

@@ -5,8 +5,10 @@ import shutil
 import signal
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -65,7 +67,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of a finished benchmark, and its lines."""
     folder = tmp_path_factory.mktemp("whole")
     assert run_benchmark(write_spec(folder), folder / "out")
     return folder, read_lines(folder / "out" / "lines.jsonl")
@@ -115,9 +116,8 @@ def test_what_is_done_is_not_done_again_and_what_changed_is(whole: tuple[Path, l
     assert did == []
     more = write_spec(folder, seeds=3, methods=SPEC["methods"] | {"the same": ["loss.name=sup_con"]})
     run_benchmark(more, folder / "out", listener=lambda unit, *_: did.append(str(unit)))
-    assert sorted(did) == sorted(
-        f"{setting}, {method}, published, seed 2" for setting in SPEC["settings"] for method in SPEC["methods"]
-    )
+    pairs = product(SPEC["settings"], SPEC["methods"])
+    assert sorted(did) == sorted(f"{setting}, {method}, published, seed 2" for setting, method in pairs)
     write_spec(folder)
 
 
@@ -144,12 +144,9 @@ def test_a_training_that_diverges_is_a_line(tmp_path: Path) -> None:
 
 def test_what_a_full_disk_ended_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = write_spec(tmp_path, settings=None, trials=0, ranges=None, seeds=1, without_training=[])
-
-    def full(*_: Any, **__: Any) -> None:
-        raise AurankError("cannot save last.safetensors: No space left on device")
-
+    full = AurankError("cannot save last.safetensors: No space left on device")
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["aurank.commands.tune"], "train", full)
+        patch.setattr(sys.modules["aurank.commands.tune"], "train", Mock(side_effect=full))
         with pytest.raises(AurankError, match="No space left"):
             run_benchmark(spec, tmp_path / "out")
     assert run_benchmark(spec, tmp_path / "out")

@@ -26,7 +26,6 @@ from aurank.training import read_config
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> ImageSelection:
-    """Twelve photos of three classes."""
     names = [f"class{place % 3}/{place}.png" for place in range(12)]
     return ImageSelection(f"folder:{write_tree(tmp_path_factory.mktemp('few') / 'photos', names, height=20, width=24)}")
 

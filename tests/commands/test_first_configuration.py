@@ -69,9 +69,8 @@ def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(
-        [f"photos/{label}/{number}.png" for label in ("train", "test", "query", "a", "b", "c") for number in range(4)]
-    )
+    classes = ("train", "test", "query", "a", "b", "c")
+    write([f"photos/{label}/{number}.png" for label in classes for number in range(4)])
     with pytest.raises(UserError, match=r"data\.odd_classes=keep"):
         write_first_configuration("photos")
     given = ["data.odd_classes=keep", "data.params.test_fraction=0.5", "train.steps=77", "model.weights=/x y"]

@@ -26,8 +26,6 @@ SHAPES += ((123, 77), (90, 171), (70, 69), (66, 67), (53, 160), (128, 171))
 
 
 class Frozen(NamedTuple):
-    """A training that changed nothing, the weights it began with, and photos."""
-
     run: Path
     weights: Path
     photos: list[Path]

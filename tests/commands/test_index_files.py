@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,12 +33,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of the index, to be damaged."""
     return Path(shutil.copytree(made / "index", tmp_path / "index"))
 
 
 def use(folder: Path) -> None:
-    """Do all that reads the files."""
     ImageIndex.open(folder).load_model()
 
 
@@ -109,11 +108,8 @@ def test_another_model_is_refused(folder: Path) -> None:
 
 
 def test_an_index_that_cannot_be_replaced_stays(made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
-        raise AurankError("cannot save: No space left on device")
-
     before = sorted(path.as_posix() for path in folder.rglob("*"))
-    monkeypatch.setattr(files, "write_text", full)
+    monkeypatch.setattr(files, "write_text", Mock(side_effect=AurankError("cannot save: No space left on device")))
     with pytest.raises(AurankError, match="No space left"):
         build_index(MODEL, ImageSelection(f"folder:{made / 'photos'}"), out=folder, overwrite=True)
     assert sorted(path.as_posix() for path in folder.rglob("*")) == before
@@ -173,9 +169,8 @@ def test_who_reads_while_the_index_is_changed_gets_the_new_one(folder: Path, mon
     old = files.read_about(folder)
     remove_images(folder, ["c0/0.png"])
     said = iter([old])
-    monkeypatch.setattr(
-        "aurank.commands.galleries.search.read_about", lambda given: next(said, None) or files.read_about(given)
-    )
+    read = lambda given: next(said, None) or files.read_about(given)  # noqa: E731
+    monkeypatch.setattr("aurank.commands.galleries.search.read_about", read)
     assert len(ImageIndex.open(folder)) == 5
 
 

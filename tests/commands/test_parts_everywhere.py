@@ -9,15 +9,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from aurank.commands import (
-    RunOptions,
-    calibrate_model,
-    embed_to_folder,
-    evaluate_model,
-    examine_embeddings,
-    probe_model,
-)
+from aurank.commands import RunOptions, calibrate_model, embed_to_folder, evaluate_model, examine_embeddings
 from aurank.commands.evaluate import saved_embeddings
+from aurank.commands.probe import probe_model
 from aurank.commands.report import Measurement, examine_measured
 from aurank.data.shards import ShardWriter
 from aurank.embedding import ImageSelection
@@ -90,9 +84,8 @@ def test_a_map_has_the_principal_axes_the_nearest_rows_and_the_ap_of_the_report(
     nearest = np.argsort(distances, axis=1)[:, :10]
     lists = table["neighbors"].to_pylist()
     assert [each["ids"] for each in lists] == nearest.tolist()
-    np.testing.assert_allclose(
-        [each["distances"] for each in lists], np.take_along_axis(distances, nearest, axis=1), atol=1e-12
-    )
+    expected = np.take_along_axis(distances, nearest, axis=1)
+    np.testing.assert_allclose([each["distances"] for each in lists], expected, atol=1e-12)
 
     report = embedded.evaluate()
     expected_ap = dict(zip(np.flatnonzero(is_query)[report.per_query["query"]], report.per_query["ap"], strict=True))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 from testing.configs import CHOICES, MINIMAL, VALID, read_yaml
@@ -145,9 +146,6 @@ def test_a_mistake_in_an_override_names_it(override: str, message: str) -> None:
 def test_backbones_and_their_options_are_checked_without_their_weights(
     overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr("timm.models._builder.load_pretrained", never)
+    monkeypatch.setattr("timm.models._builder.load_pretrained", Mock(side_effect=AssertionError("loaded")))
     with pytest.raises(ConfigError, match=f"override '.*': {message}"):
         read_config("grocery/soprc", overrides)

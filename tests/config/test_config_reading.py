@@ -50,10 +50,8 @@ def test_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
 def test_nothing_in_a_file_or_an_override_runs_or_is_looked_up(tmp_path: Path, attempt: str) -> None:
     marker = tmp_path / "marker"
     attempt = attempt.format(marker=marker) if "{marker}" in attempt else attempt
-    for text, overrides in (
-        (VALID.replace("drop_rate: 0.1", f"drop_rate: {attempt} "), ()),
-        (VALID, [f"model.params.drop_rate={attempt}"]),
-    ):
+    written = VALID.replace("drop_rate: 0.1", f"drop_rate: {attempt} ")
+    for text, overrides in ((written, ()), (VALID, [f"model.params.drop_rate={attempt}"])):
         line = _error(tmp_path, text, *overrides)
         assert any(said in line for said in ("refused", "undefined alias", "cannot be read"))
     assert not marker.exists()
@@ -101,9 +99,8 @@ def test_a_byte_order_mark_is_no_error_and_a_missing_file_names_one_like_it(tmp_
 
 
 def test_a_dict_may_hold_paths_tuples_and_components() -> None:
-    config = load_config(
-        {**MINIMAL, "data": {"name": "digits", "root": Path("/x")}, "evaluate": {"recall_at": (1, 2)}}, choices=CHOICES
-    )
+    held = {"data": {"name": "digits", "root": Path("/x")}, "evaluate": {"recall_at": (1, 2)}}
+    config = load_config({**MINIMAL, **held}, choices=CHOICES)
     assert config.data.root == Path("/x")
     assert load_config({**MINIMAL, "loss": config.loss}, choices=CHOICES).loss == config.loss
 

@@ -12,8 +12,6 @@ from aurank.errors import UserError
 
 
 class CountingSource(ArraySource):
-    """A source that keeps a list of what was read."""
-
     def __init__(self, images):
         super().__init__(images)
         self.read = []

@@ -82,11 +82,10 @@ GREYS = np.arange(0, 256, 5, dtype=np.int64).reshape(4, 13)[:, :12]
 def _png(values: np.ndarray, *chunks: tuple[bytes, bytes]) -> bytes:
     """Returns a PNG with further chunks before its pixels."""
     png = _file(Image.fromarray(values)).read_bytes("x")
-    further = (
-        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        for kind, content in chunks
-    )
-    return png[:33] + b"".join(further) + png[33:]
+    for kind, content in chunks[::-1]:
+        chunk = struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        png = png[:33] + chunk + png[33:]
+    return png
 
 
 def _tiff(content: bytes, bits: int, sample_format: int, order: str = "<") -> bytes:
@@ -107,11 +106,8 @@ def test_the_range_that_a_file_declares_decides_its_grey_values(order: str) -> N
     deep = GREYS.astype(np.uint16)
     np.testing.assert_array_equal(grey(_png(deep * 256 + 255)), GREYS)
     np.testing.assert_array_equal(grey(b"P5\n12 4\n4095\n" + (deep * 16).astype(">u2").tobytes()), GREYS)
-    for values, kind, bits, sample_format in (
-        (GREYS * 256 + 255, "u2", 16, 1),
-        (GREYS * 256 - 2**15, "i2", 16, 2),
-        (GREYS - 2**7, "i1", 8, 2),
-    ):
+    unsigned, signed = (GREYS * 256 + 255, "u2", 16, 1), (GREYS * 256 - 2**15, "i2", 16, 2)
+    for values, kind, bits, sample_format in (unsigned, signed, (GREYS - 2**7, "i1", 8, 2)):
         file = _tiff(values.astype(f"{order}{kind}").tobytes(), bits, sample_format, order)
         np.testing.assert_array_equal(grey(file), GREYS)
     pairs = (GREYS * 16 + 3).reshape(-1, 2).tolist()
@@ -170,7 +166,6 @@ SIDE = 240  # of what a random part of 224 pixels is cut from, 256, a sixteenth 
 
 @functools.cache
 def photo(width: int = 640, height: int = 480, number: int = 0) -> Image.Image:
-    """A real photo of much detail."""
     return Image.fromarray(load_sample_images().images[number]).resize((width, height), Image.Resampling.LANCZOS)
 
 

@@ -126,9 +126,8 @@ def test_the_digest_is_the_same_in_every_version():
 
 
 def _with_texts(paths: list[str], texts: list[str]) -> Manifest:
-    return build_manifest(
-        "texts", ArraySource({}), paths=paths, labels=texts, splits=["train"] * len(paths), texts=texts
-    )
+    splits = ["train"] * len(paths)
+    return build_manifest("texts", ArraySource({}), paths=paths, labels=texts, splits=splits, texts=texts)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,7 @@ import torch
 from PIL import Image
 from testing.trees import pixels, write_tree, zip_tree
 
-from aurank.data import (
-    TRANSFORMS,
-    FolderSource,
-    ImageDataset,
-    Manifest,
-    ZipSource,
-    build_manifest,
-    open_source,
-    prepared,
-)
+from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, build_manifest, open_source, prepared
 from aurank.data.prepared import IMAGES, Preparation, PreparedImages, contents, prepare_images
 from aurank.errors import AurankError, UserError
 
@@ -37,7 +29,7 @@ def photos(root: Path, count: int = 6) -> Manifest:
     return listed(root)
 
 
-def listed(root: Path, source: FolderSource | ZipSource | None = None) -> Manifest:
+def listed(root: Path, source=None) -> Manifest:
     paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
     labels = [path.split("/")[0] for path in paths]
     return build_manifest("m", source or FolderSource(root), paths=paths, labels=labels, splits=["train"] * len(paths))
@@ -59,10 +51,8 @@ def test_raw_pixels_at_the_side_that_the_transform_asks_for_are_those_of_the_ori
     result = prepare_images(manifest, tmp_path / "out", raw())
     assert (result.images, result.written, result.unreadable) == (6, 6, ())
     keys = [5, 0, (3, 1, 0), (2, 0, 1), (2, 0, 0)]
-    first, second = (
-        data_of(manifest, folder, name, cache_bytes=cache_bytes).__getitems__(keys)
-        for folder in (None, tmp_path / "out")
-    )
+    data = [data_of(manifest, folder, name, cache_bytes=cache_bytes) for folder in (None, tmp_path / "out")]
+    first, second = (each.__getitems__(keys) for each in data)
     assert torch.equal(first.image, second.image)
     assert torch.equal(first.id, second.id)
     assert torch.equal(first.label, second.label)
@@ -83,7 +73,7 @@ def test_an_original_that_changed_is_named_and_prepared_again(tmp_path, kind):
     file = tmp_path / "photos" / "c1" / "3.png"
     archive = tmp_path / "a.zip"
     if kind == "in a zip":
-        manifest = listed(tmp_path / "photos", ZipSource(zip_tree(tmp_path / "photos", archive)))
+        manifest = listed(tmp_path / "photos", open_source(zip_tree(tmp_path / "photos", archive)))
     prepare_images(manifest, tmp_path / "out", raw())
     if kind == "as long":
         content = bytearray(file.read_bytes())
@@ -94,7 +84,7 @@ def test_an_original_that_changed_is_named_and_prepared_again(tmp_path, kind):
         Image.fromarray(pixels(9, 80, 80)).save(file)
     if kind == "in a zip":
         zip_tree(tmp_path / "photos", archive)
-        manifest = listed(tmp_path / "photos", ZipSource(archive))
+        manifest = listed(tmp_path / "photos", open_source(archive))
     with pytest.raises(UserError, match=r"1 of 6 images of m were changed .* \(first: 'c1/3\.png'\); give aurank"):
         data_of(manifest, tmp_path / "out")
     assert prepare_images(manifest, tmp_path / "out", raw()).written == 1
@@ -108,7 +98,7 @@ def test_originals_that_were_copied_or_are_gone_are_not_changed(tmp_path):
     for path in (tmp_path / "photos").rglob("*.png"):
         os.utime(path, (10**9, 10**9))
     assert torch.equal(data_of(manifest, tmp_path / "out")[2][0], expected)
-    archive = listed(tmp_path / "photos", ZipSource(zip_tree(tmp_path / "photos", tmp_path / "a.zip")))
+    archive = listed(tmp_path / "photos", open_source(zip_tree(tmp_path / "photos", tmp_path / "a.zip")))
     assert torch.equal(data_of(archive, tmp_path / "out")[2][0], expected)
     for path in (tmp_path / "photos").rglob("*.png"):
         path.unlink()
@@ -177,9 +167,8 @@ def test_a_killed_preparation_goes_on(tmp_path, monkeypatch, garbage):
         if done == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    process = multiprocessing.get_context("fork").Process(
-        target=prepare_images, args=(manifest, tmp_path / "out", raw()), kwargs={"progress": die}
-    )
+    work = partial(prepare_images, manifest, tmp_path / "out", raw(), progress=die)
+    process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -204,9 +193,7 @@ def test_a_full_disk_ends_in_one_line_and_what_was_prepared_stays(tmp_path, monk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        AurankError, match=r"into .*out: No space left on device; what was prepared stays: give"
-    ) as said:
+    with pytest.raises(AurankError, match=r"into .*: No space left on device; what was prepared stays: give") as said:
         prepare_images(manifest, tmp_path / "out", raw())
     assert "\n" not in str(said.value)
     monkeypatch.undo()
@@ -284,9 +271,8 @@ def test_of_a_large_folder_a_sample_is_read_and_of_a_large_archive_nothing(folde
     monkeypatch.setattr(prepared, "_SMALL", 1000)
     manifest, read = manifest_of(folder), []
     original = type(manifest.source).read_bytes
-    monkeypatch.setattr(
-        type(manifest.source), "read_bytes", lambda self, path: read.append(path) or original(self, path)
-    )
+    kind = type(manifest.source)
+    monkeypatch.setattr(kind, "read_bytes", lambda self, path: read.append(path) or original(self, path))
     before = contents(manifest)
     assert len(set(read)) == len(read) == 64
     for name in NAMES:

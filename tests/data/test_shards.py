@@ -120,11 +120,8 @@ def test_a_table_of_another_program_needs_vectors_and_labels(tmp_path: Path) -> 
     assert np.allclose(embedded.embeddings, ROWS)
     assert embedded.evaluate(recall_at=(1,)).metrics == evaluate(ROWS, COLUMNS["labels"], recall_at=(1,)).metrics
     uneven = {**rows, "vector": [[1.0], *ROWS[1:].tolist()]}
-    for odd, said in (
-        (uneven, "vector and label"),
-        ({"label": [0]}, r"No match for FieldRef\.Name\(vector\)"),
-        ({"vector": [[1.0]]}, "'labels'"),
-    ):
+    lacking = (({"label": [0]}, r"No match for FieldRef\.Name\(vector\)"), ({"vector": [[1.0]]}, "'labels'"))
+    for odd, said in ((uneven, "vector and label"), *lacking):
         pyarrow.parquet.write_table(pyarrow.table(odd), tmp_path / "odd.parquet")
         with pytest.raises(UserError, match=rf"odd\.parquet.*{said}") as caught:
             Embedded.load(tmp_path / "odd.parquet")
@@ -138,18 +135,9 @@ def test_rows_are_those_of_the_whole_matrix(tmp_path: Path) -> None:
     places = chance.integers(0, 22, 50)
     assert rows.shape == whole.shape
     assert (rows.ndim, rows.dtype, len(rows), rows.size, rows.itemsize) == (2, np.float32, 22, 110, 4)
-    index = (
-        3,
-        -1,
-        slice(2, 9),
-        slice(8, 21),
-        slice(None),
-        slice(20, 2, -3),
-        slice(4, 4),
-        places,
-        places.reshape(5, 10),
-    )
-    for one in (*index, np.arange(22) % 3 == 0, [1, 2], np.empty(0, np.int64)):
+    slices = (slice(2, 9), slice(8, 21), slice(None), slice(20, 2, -3), slice(4, 4))
+    arrays = (places, places.reshape(5, 10), np.arange(22) % 3 == 0, [1, 2], np.empty(0, np.int64))
+    for one in (3, -1, *slices, *arrays):
         assert np.array_equal(rows[one], whole[one]), one
     for wrong in (22, [0, -23], (1, 2), np.ones(21, bool)):
         with pytest.raises(IndexError):
@@ -158,9 +146,8 @@ def test_rows_are_those_of_the_whole_matrix(tmp_path: Path) -> None:
     assert isinstance(chosen, MappedRows)
     assert np.array_equal(chosen, whole[places][10:40])
     assert np.array_equal(chosen[[3, 0]], whole[places][10:40][[3, 0]])
-    assert select_rows(np.load(tmp_path / "rows" / "part-00000.npy", mmap_mode="r"), [2])[:].tolist() == [
-        ROWS[2].tolist()
-    ]
+    first = np.load(tmp_path / "rows" / "part-00000.npy", mmap_mode="r")
+    assert select_rows(first, [2])[:].tolist() == [ROWS[2].tolist()]
 
 
 def test_a_broken_off_folder_begins_anew_and_a_finished_one_is_left_alone(tmp_path: Path) -> None:

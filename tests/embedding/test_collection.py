@@ -44,7 +44,6 @@ def in_milvus(folder: Path, name: str = "photos", **options: object) -> ImageInd
 
 
 def lists(index: ImageIndex, photos: Path, k: int = 30) -> list[list[tuple[str, str, float]]]:
-    """What every photo finds."""
     found = index.search(sorted(photos.rglob("*.png")), k)
     return [[(hit.path, hit.class_name, hit.score) for hit in one] for one in found]
 
@@ -220,9 +219,8 @@ def test_its_embeddings_are_measured_and_its_scores_calibrated(made: Path) -> No
 def test_images_of_several_labels_keep_them(made: Path, tmp_path: Path) -> None:
     manifest = READERS["folder"](made / "photos")
     labels = [("even", "photo") if row % 2 else ("odd", "photo") for row in range(len(manifest))]
-    listed = build_manifest(
-        "several", manifest.source, paths=manifest.paths, labels=labels, splits=["test"] * len(labels)
-    )
+    rows = {"paths": manifest.paths, "labels": labels, "splits": ["test"] * len(labels)}
+    listed = build_manifest("several", manifest.source, **rows)
     address = f"milvus:{tmp_path}/gallery.db#several"
     build_index(MODEL, ImageSelection(listed, split="all"), out=address)
     report = evaluate_model(f"embeddings:{address}")

@@ -36,13 +36,10 @@ def model() -> TwoTower:
 
 
 def pairs_manifest(splits: list[str] | None = None) -> Manifest:
-    images = {
-        path: np.full((4, 4, 3), 40 * row, dtype=np.uint8) + np.arange(3, dtype=np.uint8)
-        for row, path in enumerate("abcd")
-    }
-    return build_manifest(
-        "pairs", ArraySource(images), paths=PATHS, labels=TEXTS, splits=splits or ["test"] * 6, texts=TEXTS
-    )
+    colours = np.arange(4)[:, None] * 40 + np.arange(3)
+    images = {path: np.full((4, 4, 3), colour, np.uint8) for path, colour in zip("abcd", colours, strict=True)}
+    rows = {"paths": PATHS, "labels": TEXTS, "splits": splits or ["test"] * 6, "texts": TEXTS}
+    return build_manifest("pairs", ArraySource(images), **rows)
 
 
 def dataset(manifest: Manifest, **given: str) -> ImageDataset:
@@ -93,11 +90,8 @@ def test_test_rows_are_told_apart_by_what_training_has_seen() -> None:
         texts=["a cat", "an owl", "a cat", "one cat", "a dog", "one owl"],
     )
     groups = groups_of(manifest.split("train"), manifest.split("test"))
-    assert {name: rows.tolist() for name, rows in groups.items()} == {
-        "seen_texts": [0],
-        "new_texts": [1, 3],
-        "new_classes": [2],
-    }
+    expected = {"seen_texts": [0], "new_texts": [1, 3], "new_classes": [2]}
+    assert {name: rows.tolist() for name, rows in groups.items()} == expected
     assert list(groups_of(manifest.split("train"), manifest.split("train"))) == ["seen_texts"]
 
 
@@ -112,9 +106,8 @@ def test_texts_equal_but_for_case_are_one_text(model: TwoTower) -> None:
 
 def labelled_manifest(labels: list[str], groups: list[int] | None = None) -> Manifest:
     plain = pairs_manifest()
-    return build_manifest(
-        "pairs", plain.source, paths=PATHS, labels=labels, splits=["test"] * 6, groups=groups, texts=TEXTS
-    )
+    rows = {"paths": PATHS, "labels": labels, "splits": ["test"] * 6, "groups": groups, "texts": TEXTS}
+    return build_manifest("pairs", plain.source, **rows)
 
 
 @pytest.mark.parametrize(

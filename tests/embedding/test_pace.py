@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -83,15 +84,12 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageSelection:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pace]:
     """No trial is made any more; the paces embedded with."""
 
-    def never(*_: object) -> Pace:
-        raise AssertionError("tried again")
-
     def noted(pace: Pace, model: nn.Module) -> Any:
         paces.append(pace)
         return kept_to(pace, model)
 
     paces: list[Pace] = []
-    monkeypatch.setattr(embedding, "find_pace", never)
+    monkeypatch.setattr(embedding, "find_pace", Mock(side_effect=AssertionError("tried again")))
     monkeypatch.setattr(embedding, "kept_to", noted)
     return paces
 

@@ -28,7 +28,6 @@ def filled(model: dict[str, Any], **data: Any) -> tuple[tuple[float, ...], tuple
 
 
 def weights_of(folder: Path) -> str:
-    """A file of weights for the backbone."""
     save_file(timm.create_model(BACKBONE, pretrained=False).state_dict(), folder / "weights.safetensors")
     return str(folder / "weights.safetensors")
 
@@ -59,9 +58,8 @@ def test_trained_weights_are_measured_by_timms_crop_and_random_ones_by_256_of_22
     assert crop_of({"backbone": BACKBONE}) == Transform(name="center")
     squashed = crop_of({"backbone": "dm_nfnet_f0", "pretrained": True})
     assert squashed == Transform(name="timm", params={"crop_pct": 0.9, "crop_mode": "squash"})
-    (tmp_path / "config.json").write_text(
-        '{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [1, 1, 1], "crop_pct": 0.9, "crop_mode": "border"}}'
-    )
+    own_crop = '"mean": [0.5, 0.5, 0.5], "std": [1, 1, 1], "crop_pct": 0.9, "crop_mode": "border"'
+    (tmp_path / "config.json").write_text(f'{{"pretrained_cfg": {{{own_crop}}}}}')
     folder = crop_of({"backbone": BACKBONE, "weights": str(tmp_path)})
     assert folder == Transform(name="timm", params={"crop_pct": 0.9, "crop_mode": "border"})
     for given in ({"name": "resize"}, {"params": {"margin": 1.5}}):  # without a name: center

@@ -41,23 +41,18 @@ def test_the_question_alone_decides_checksum_and_numbers() -> None:
         assert protocol.evaluate(same).metrics == report.metrics
     paths = np.array([*given.paths[:-1], "image/other.jpg"])
     labels = np.where(np.arange(14) == 2, given.labels[3] + 1, given.labels)
-    others = [
-        dataclasses.replace(given, paths=paths),
-        dataclasses.replace(given, labels=labels),
-        given.select(np.arange(13)),
-    ]
+    others = [dataclasses.replace(given, paths=paths), dataclasses.replace(given, labels=labels)]
     changes: list[dict[str, Any]] = [{"name": "other"}, {"recall_at": (1, 10)}]
     asked = [dataclasses.replace(protocol, **change).checksum(given) for change in changes]
-    assert len({kept, *map(protocol.checksum, others), *asked}) == 6
+    assert len({kept, *map(protocol.checksum, [*others, given.select(np.arange(13))]), *asked}) == 6
     plain = evaluate(given.embeddings, given.labels, recall_at=[1, 10, 100, 1000])
     assert report.metrics == plain.metrics
 
 
 def test_a_checksum_is_the_same_today_as_ever() -> None:
     """A golden value: if it changes, numbers of before cannot be compared any more, and VERSION has to rise."""
-    given = dataclasses.replace(
-        embedded([2, 1]), paths=np.array(["b.jpg", "a.jpg", "c.jpg"]), labels=np.array([5, 9, 5])
-    )
+    paths, labels = np.array(["b.jpg", "a.jpg", "c.jpg"]), np.array([5, 9, 5])
+    given = dataclasses.replace(embedded([2, 1]), paths=paths, labels=labels)
     assert PROTOCOLS["sop"].checksum(given) == "4d4d88bbef99b8a0"
 
 

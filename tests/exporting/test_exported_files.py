@@ -253,10 +253,7 @@ def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
         (lambda content: json.dumps({**content, "format": 0}), "of format 0, expected 2"),
         (lambda content: json.dumps({**content, "transform": {"name": "other"}}), "'other' is missing"),
         (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "image_size"),
-        (
-            lambda content: json.dumps({**content, "transform": {**content["transform"], "image_size": 10**9}}),
-            "images of",
-        ),
+        (lambda content: json.dumps(content).replace('"image_size": 4', '"image_size": 1000000000'), "images of"),
     ],
 )
 def test_preprocessing_that_is_none_is_refused_in_one_line(change: Callable[[Any], str], message: str) -> None:

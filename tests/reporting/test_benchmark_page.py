@@ -162,7 +162,6 @@ def expected_verdict(differences: dict[str, np.ndarray], queries: np.ndarray) ->
 
 
 def drawn(rng: np.random.Generator, methods: int, seeds: int) -> list[dict[str, Any]]:
-    """Lines of methods with gains and noises of all sizes."""
     lines = [line for line in made_up() if line["kind"] in ("benchmark", "split")]
     names = ["A", *(f"m{number}" for number in range(methods))]
     lines[0] |= {"methods": {name: [f"loss.name={name}"] for name in names}}
@@ -212,9 +211,8 @@ def test_a_verdict_needs_a_reference_and_says_of_how_many_seeds() -> None:
     assert "by 2 to 3 seeds and 3 classes (p" in text
     alone = [line for line in made_up(seeds=1) if line.get("method") != "late"]
     (block,) = blocks_of(alone)
-    assert verdict(block, "3 classes")[1] == {
-        "better for other classes alone": ["B & C"]
-    }  # one seed says nothing of others
+    # One seed says nothing of others.
+    assert verdict(block, "3 classes")[1] == {"better for other classes alone": ["B & C"]}
     assert "by 1 seed and" in verdict(block, "3 classes")[0]
     (block,) = blocks_of([line for line in alone if line["kind"] != "run" or line["method"] != "A"])
     assert verdict(block, "3 classes") == ("", {})

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -138,12 +139,8 @@ def test_no_text_from_outside_becomes_markup() -> None:
 
 
 def test_findings_are_shown_with_what_was_not_looked_at() -> None:
-    clean = {
-        "findings": [],
-        "paths": np.array(["a.png"]),
-        "classes": np.array(["cat"]),
-        "left_out": ["Pixels were not looked at."],
-    }
+    rows = {"paths": np.array(["a.png"]), "classes": np.array(["cat"])}
+    clean = {"findings": [], **rows, "left_out": ["Pixels were not looked at."]}
     page = Elements(report_page(measured(), examined=clean))
     assert "Nothing wrong was found. Pixels were not looked at." in page.text
     assert "Findings" not in Elements(report_page(measured())).text
@@ -193,12 +190,9 @@ def test_confusions_and_hubs_equal_loops() -> None:
             taken = sum(labels[row] == other and other != one for q in of_class for row in lists.row[q])
             assert parts[i, j] == taken / listed
             most = max(most, taken)
-    assert most == max(
-        sum(labels[row] == b for q in range(60) if labels[lists.query[q]] == a for row in lists.row[q])
-        for a in range(20)
-        for b in range(20)
-        if a != b
-    )
+    near = zip(lists.query, lists.row, strict=True)
+    pairs = Counter((labels[query], labels[row]) for query, rows in near for row in rows)
+    assert most == max(count for (own, other), count in pairs.items() if own != other)
     counted = hubs(lists, 60, most=60, above=0.0)
     number = [(lists.row == row).sum() for row in range(60)]
     assert counted["lists"].tolist() == sorted((one for one in number if one), reverse=True)

@@ -189,9 +189,8 @@ def test_openapi_describes_every_address(client: TestClient) -> None:
     for path, methods in text["paths"].items():
         for method, operation in methods.items():
             if path.endswith("explain"):  # the network of this index has no cells
-                assert operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith(
-                    "/Reason"
-                )
+                schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+                assert schema["$ref"].endswith("/Reason")
                 continue
             answer = client.request(method, path.replace("{row}", "3"), json={"row": 3} if method == "post" else None)
             content = operation["responses"]["200"]["content"]
@@ -222,10 +221,8 @@ def test_an_image_is_explained_to_a_photo_and_to_an_image(tmp_path: Path) -> Non
     assert all(picture.startswith("data:image/") for picture in by_row["pictures"])
     by_photo = client.post("/api/images/1/explain", files={"photo": ("a.png", photo())})
     assert by_photo.json()["text"].endswith("explained in full")
-    for answer in (
-        client.post("/api/images/99/explain", json={"row": 0}),
-        client.post("/api/images/0/explain", json={"row": 99}),
-    ):
+    for one, other in ((99, 0), (0, 99)):
+        answer = client.post(f"/api/images/{one}/explain", json={"row": other})
         assert (answer.status_code, answer.json()["error"]) == (404, "there is no image 99; the gallery has 0 to 5")
 
 
@@ -264,12 +261,10 @@ def test_words_find_what_the_index_finds_alone_and_beside_an_image_or_a_photo(wo
     beside = client.post("/api/search", json={"row": 4, "text": "green mug", "limit": 100})
     assert scores(beside) == expected(words, np.asarray(words.rows.embeddings[[4]]), text)
     assert beside.json()["query"]["row"] == 4
-    file = io.BytesIO()
-    Image.new("RGB", (50, 40), COLOURS["blue"]).save(file, "png")
-    photo = {"photo": ("a.png", file.getvalue())}
-    mixed = client.post("/api/search", files=photo, data={"text": "green mug", "limit": 100})
-    assert scores(mixed) == expected(words, words.embed([file.getvalue()]), text)
-    assert scores(mixed) != scores(client.post("/api/search", files=photo, data={"limit": 100}))
+    blue = {"photo": ("a.png", photo("blue"))}
+    mixed = client.post("/api/search", files=blue, data={"text": "green mug", "limit": 100})
+    assert scores(mixed) == expected(words, words.embed([photo("blue")]), text)
+    assert scores(mixed) != scores(client.post("/api/search", files=blue, data={"limit": 100}))
     green = client.post("/api/search", json={"text": "green mug", "class": "green", "limit": 100})
     assert {one["class"] for one in green.json()["neighbours"]} == {"green"}
 

@@ -96,7 +96,6 @@ class Page:
         box.send_keys(Keys.DELETE, text, Keys.TAB)
 
     def requests(self) -> list[str]:
-        """Return the address of every request so far."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
 

@@ -5,6 +5,7 @@ import io
 import struct
 import zlib
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -155,10 +156,7 @@ def test_every_answer_has_the_security_headers(client: TestClient) -> None:
 def test_a_failure_of_the_program_says_nothing_of_the_machine(
     index: ImageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError(f"no such file: {index.folder}")
-
-    monkeypatch.setattr(index, "search_rows", fail)
+    monkeypatch.setattr(index, "search_rows", Mock(side_effect=RuntimeError(f"no such file: {index.folder}")))
     client = TestClient(make_app(index), raise_server_exceptions=False)
     answer = client.post("/api/search", json={"row": 1})
     assert refused(answer, 500) == "the server failed; its terminal says why"

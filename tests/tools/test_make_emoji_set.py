@@ -52,9 +52,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     archives = {style: (folder / f"{name.replace('@', '-')}.tgz").read_bytes() for style, (name, *_) in styles.items()}
     digests = {style: hashlib.sha512(content).digest() for style, content in archives.items()}
     monkeypatch.setattr(make_emoji_set, "STYLES", styles)
-    monkeypatch.setattr(
-        make_emoji_set, "SHA512", {style: base64.b64encode(digest).decode() for style, digest in digests.items()}
-    )
+    checksums = {style: base64.b64encode(digest).decode() for style, digest in digests.items()}
+    monkeypatch.setattr(make_emoji_set, "SHA512", checksums)
     return folder
 
 

@@ -38,7 +38,6 @@ def content(**parts: Any) -> dict[str, Any]:
 
 
 def run_content(**parts: Any) -> dict[str, Any]:
-    """A checkpoint that a run can be resumed from."""
     empty = {"loss": {}, "miner": {}, "scaler": None, "sampler": {}, "random": []}
     return {**content(), **empty, "optimiser": {"state": {}, "param_groups": []}, **parts}
 

@@ -16,16 +16,9 @@ import aurank
 from aurank.data import HierarchicalSampler
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError, AurankWarning
-from aurank.losses import (
-    LOSSES,
-    MINERS,
-    CLIPLoss,
-    CrossBatchMemory,
-    HierarchicalAPLoss,
-    ISogCLRLoss,
-    MultipleLosses,
-    SogCLRLoss,
-)
+from aurank.losses import LOSSES, MINERS, CLIPLoss, HierarchicalAPLoss, ISogCLRLoss, SogCLRLoss
+from aurank.losses.wrappers.cross_batch import CrossBatchMemory
+from aurank.losses.wrappers.multiple import MultipleLosses
 from aurank.training import read_config
 from aurank.training.build import build_loss, build_optimiser, build_sampler, build_splits, learning_rate
 from aurank.training.state import random_state
@@ -104,9 +97,8 @@ def images_of(trainer: Trainer, ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro_batch: int | None) -> None:
-    trainer = trainer_of(
-        tiny_config("wants", model={"freeze_batch_norm": True, "params": {}}, train={"micro_batch": micro_batch})
-    )
+    model = {"freeze_batch_norm": True, "params": {}}
+    trainer = trainer_of(tiny_config("wants", model=model, train={"micro_batch": micro_batch}))
     for ids in ([5, 0, 7, 7, 140], [4], []):
         found = trainer.loss.reencode(torch.tensor(ids, dtype=torch.int64))
         assert found.shape == (len(ids), 8)
@@ -170,9 +162,8 @@ def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mea
     assert learned_temperature(loss) == {"temperature": pytest.approx(0.2)}
     parameter = loss.temperature.parameter
     parameter.data.fill_(math.log(0.001))  # beyond its bounds, into which it is put before it is used
-    assert learned_temperature(CrossBatchMemory(loss, embedding_size=4, memory_size=8)) == {
-        "temperature": pytest.approx(0.01)
-    }
+    memory = CrossBatchMemory(loss, embedding_size=4, memory_size=8)
+    assert learned_temperature(memory) == {"temperature": pytest.approx(0.01)}
     assert float(parameter.detach()) == pytest.approx(math.log(0.001))
     individual = ISogCLRLoss(8, temperature=0.6)
     individual.state_dict()["temperature.tables.0.rows"][0, 0] = 0.2

@@ -28,7 +28,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Waits as `time.sleep` does, by the clock alone."""
     late, clock = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
 

@@ -124,7 +124,6 @@ def config_of(images: Path, **train: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six steps."""
     out = tmp_path_factory.mktemp("whole") / "run"
     aurank.train(config_of(images), out)
     return out

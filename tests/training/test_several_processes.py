@@ -70,9 +70,8 @@ def test_where_a_process_ends_or_stops_the_others_end_with_one_line(
     error = [line for line in complaint.splitlines() if not line.startswith("step ")]
     assert len(error) == 1, complaint
     assert error[0].startswith(f"error: rank {1 - rank} has stopped: another rank is gone (")
-    assert error[0].endswith(
-        "; look at that rank's own message, then give the same command again, aurank train with --resume"
-    )
+    remedy = "look at that rank's own message, then give the same command again, aurank train with --resume"
+    assert error[0].endswith(f"; {remedy}")
 
 
 @pytest.mark.slow

@@ -147,9 +147,8 @@ def test_a_recipe_takes_two_steps(recipe: list[str]) -> None:
 
 
 def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:
-    rehearsal = rehearse(
-        read_config({**tiny_config("smooth_ap", memory={"size": 40}), "miner": {"name": "multi_similarity"}})
-    )
+    config = {**tiny_config("smooth_ap", memory={"size": 40}), "miner": {"name": "multi_similarity"}}
+    rehearsal = rehearse(read_config(config))
     assert rehearsal.images == {"train": 149, "validation": 31, "test": 180}
     assert rehearsal.classes == {"train": 8, "validation": 2, "test": 10}
     assert f"parameters  {373176:>9} (373176 trained)" in str(rehearsal)

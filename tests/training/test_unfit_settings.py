@@ -114,9 +114,8 @@ def test_an_epoch_without_batches_is_told_before_training() -> None:
     train = build_splits(config).train
     labels = np.arange(len(train)).clip(20) - 20  # one class of 21 images, and others of one
     rows = np.flatnonzero(labels < 4)
-    huge = dataclasses.replace(
-        train.select(rows), labels=labels[rows], classes=tuple("abcd"), class_ids=None, texts=None
-    )
+    few = train.select(rows)
+    huge = dataclasses.replace(few, labels=labels[rows], classes=tuple("abcd"), class_ids=None, texts=None)
     build_sampler(config, huge, rank=0, world_size=1, neighbours=lambda count: None)
     remedy = "start fewer processes, or raise sampler.params.per_class or sampler.batch"
     with pytest.raises(UserError, match=f"no batch of epoch 1 has 2 rows for each of 2 processes, .*; {remedy}"):

@@ -86,12 +86,8 @@ def test_products_keep_their_numbers_and_the_test_list_goes_on_where_training_en
 def test_groceries_of_kinds_with_an_even_number_train_and_the_others_test(tmp_path):
     folder = trees.grocery_tree(tmp_path)
     manifest = read("grocery", tmp_path)
-    assert names(manifest) == [
-        f"Brand-{place}-{kind}"
-        for kind in [*trees.KINDS][::2] + [*trees.KINDS][1::2]
-        for place in range(5)
-        for _ in range(6)
-    ]
+    kinds = [*trees.KINDS][::2] + [*trees.KINDS][1::2]
+    assert names(manifest) == [f"Brand-{place}-{kind}" for kind in kinds for place in range(5) for _ in range(6)]
     assert manifest.super_labels.tolist() == [kind for kind in (1, 3, 5, 2, 4, 6) for _ in range(30)]
     assert manifest.split_sizes == {"train": 90, "test": 90}
     assert all(list(part) == sorted(part) for part in np.reshape(manifest.paths, (30, 6)))
@@ -124,9 +120,8 @@ def test_a_vehicle_list_names_images_of_seven_digits_which_may_have_lost_their_z
 
 def test_super_labels_are_the_model_or_the_color_of_the_vehicle(tmp_path):
     folder = trees.vehicleid_tree(tmp_path)
-    model, color = (
-        read("vehicleid", tmp_path, test="small", attribute=name).super_labels for name in ("model", "color")
-    )
+    kinds = ("model", "color")
+    model, color = (read("vehicleid", tmp_path, test="small", attribute=kind).super_labels for kind in kinds)
     assert model.tolist() == [12, 12, 249, 249, 0, 0, 0, 12, 12]
     assert color.tolist() == [6, 6, -1, -1, -1, -1, -1, 2, 2]
     (folder / "attribute/model_attr.txt").unlink()
@@ -343,9 +338,8 @@ def test_the_numbers_are_those_of_a_list_without_what_is_left_out(tmp_path, diff
     protocol = PROTOCOLS[f"roxford5k-{difficulty}"]
     given = _embedded(manifest)
     report = protocol.evaluate(given)
-    assert list(report.metrics) == [
-        *("trapezoid_ap", "precision@1(last)", "precision@5(last)", "precision@10(last)", "mauprc")
-    ]
+    names = [f"precision@{cut}(last)" for cut in (1, 5, 10)]
+    assert list(report.metrics) == ["trapezoid_ap", *names, "mauprc"]
     unit = given.embeddings / np.linalg.norm(given.embeddings, axis=1, keepdims=True)
     areas, precisions = [], []
     for row in range(3):

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pyarrow
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from PIL import Image
@@ -36,10 +37,7 @@ def _names(manifest):
 
 def test_a_table_is_read_from_csv_and_parquet_alike(tree):
     (tree / "rows.csv").write_text(CSV)
-    columns = list(zip(*(line.split(",") for line in CSV.splitlines()[1:]), strict=True))
-    pyarrow.parquet.write_table(
-        pyarrow.table(dict(zip(["path", "label", "split"], map(list, columns), strict=True))), tree / "rows.parquet"
-    )
+    pyarrow.parquet.write_table(pyarrow.csv.read_csv(tree / "rows.csv"), tree / "rows.parquet")
     manifest = read_table(tree, file="rows.csv")
     assert manifest.paths == tuple(IMAGES)
     assert _names(manifest) == ["cat", "cat", "owl", "owl"]
@@ -95,7 +93,7 @@ HEAD, BOX = "path,label,split\n", "path,label,split,x1,y1,x2,y2\na/1.png,cat,tes
         ("path,text,split\na/1.png,a cat,test\na/2.png, ,test\n", r"rows\.csv, line 3: text is empty or NaN"),
         (
             "path,text,split\na/1.png,x,test\na/2.png,,test\na/3.png,,test\n",
-            "line 3: text is empty or NaN, and in 1 more; give each image one",
+            "line 3: text .*, and in 1 more; give",
         ),
         (CSV + "a/9.png,cat\n", r"rows\.csv, line 6: expected 3 columns"),
         (CSV + "a/9.png,cat,query\n", "rows: split 'query' is not known"),
@@ -124,10 +122,8 @@ def test_a_table_that_is_wrong_is_refused_naming_the_line(tree, text, message):
 
 def test_equal_texts_are_one_class_that_the_text_names(tree):
     composed, decomposed = "caf\u00e9 au lait", "  cafe\u0301  au\tlait "
-    (tree / "rows.csv").write_text(
-        f'path,text,split\na/1.png,{composed},train\na/2.png,"{decomposed}",train\nb/4.png,Cafe au lait,test\n',
-        encoding="utf-8",
-    )
+    rows = f'path,text,split\na/1.png,{composed},train\na/2.png,"{decomposed}",train\nb/4.png,Cafe au lait,test\n'
+    (tree / "rows.csv").write_text(rows, encoding="utf-8")
     manifest = read_table(tree, file="rows.csv")
     assert manifest.texts == (composed, composed, "Cafe au lait")
     assert manifest.classes == (composed, "Cafe au lait")
@@ -135,15 +131,13 @@ def test_equal_texts_are_one_class_that_the_text_names(tree):
 
 
 def test_an_image_may_have_several_texts_and_a_label_may_stand_beside_them(tree):
-    (tree / "rows.csv").write_text(
-        'path,text,split\na/1.png,"a cat, asleep",train\na/1.png,"two\nlines",train\na/2.png,"a cat, asleep",train\n'
-    )
+    rows = 'a/1.png,"a cat, asleep",train\na/1.png,"two\nlines",train\na/2.png,"a cat, asleep",train\n'
+    (tree / "rows.csv").write_text("path,text,split\n" + rows)
     manifest = read_table(tree, file="rows.csv")
     assert manifest.paths == ("a/1.png", "a/1.png", "a/2.png")
     assert _names(manifest) == ["a cat, asleep", "two lines", "a cat, asleep"]
-    (tree / "rows.csv").write_text(
-        "path,text,split,label\na/1.png,a cat,train,cat\na/1.png,asleep,train,cat\nb/4.png,an owl,train,owl\n"
-    )
+    rows = "a/1.png,a cat,train,cat\na/1.png,asleep,train,cat\nb/4.png,an owl,train,owl\n"
+    (tree / "rows.csv").write_text("path,text,split,label\n" + rows)
     manifest = read_table(tree, file="rows.csv")
     assert manifest.texts == ("a cat", "asleep", "an owl")
     assert _names(manifest) == ["cat", "cat", "owl"]
