@@ -7,13 +7,11 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from testing.galleries import MODEL, small_index, write_photos
-from testing.processes import Shell
 
 from aurank.commands.prepare import prepare_data
 from aurank.data.prepared import IMAGES
@@ -120,9 +118,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_what_cannot_be_meant_is_one_line_and_writes_nothing(
-    place: Path, files: Path, aurank: Shell, command: str
-) -> None:
+def test_what_cannot_be_meant_is_one_line_and_writes_nothing(place, files, aurank, command):
     shutil.copytree(files, place, dirs_exist_ok=True)
     before = {path.relative_to(place) for path in place.rglob("*")}
     code, output, complaint = aurank(*shlex.split(command))
@@ -147,9 +143,7 @@ FILES = [("embed", "--model", "timm:resnet18", "rows.npz"), ("compare", os.devnu
 
 
 @pytest.mark.parametrize("command", FOLDERS, ids=" ".join)
-def test_the_second_command_in_a_folder_ends_at_once(
-    command: tuple[str, ...], aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_command_in_a_folder_ends_at_once(command, aurank, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with claimed(Path("out")):
         complaint = aurank.refused(*command, "--out", "out")
@@ -160,9 +154,7 @@ def test_the_second_command_in_a_folder_ends_at_once(
 
 
 @pytest.mark.parametrize("command", FILES, ids=" ".join)
-def test_the_second_command_that_writes_a_file_ends_at_once(
-    command: tuple[str, ...], aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_command_that_writes_a_file_ends_at_once(command, aurank, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     *words, name = command
     with claimed(tmp_path / name, is_file=True):
@@ -213,9 +205,7 @@ def an_index_that_was_sealed_again(folder: Path) -> tuple[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [steps_that_are_no_text, a_schema_of_other_bytes, an_index_that_was_sealed_again])
-def test_a_damaged_file_ends_in_one_line_with_its_name(
-    damage: Callable[[Path], tuple[str, str]], tmp_path: Path
-) -> None:
+def test_a_damaged_file_ends_in_one_line_with_its_name(damage, tmp_path):
     write_photos(tmp_path / "photos", classes=2, images=2)
     command, name = damage(tmp_path)
     # In a process of its own, without the checks of types that the tests have.

@@ -40,7 +40,7 @@ def running(**changes: Any) -> RunOptions:
 
 
 @pytest.mark.slow
-def test_a_folder_is_embedded_and_measured(place: Path) -> None:
+def test_a_folder_is_embedded_and_measured(place):
     stages: list[tuple[str, int, int]] = []
     report = evaluate_model(MODEL, PHOTOS, running=running(batch=3, listener=lambda *stage: stages.append(stage)))
     assert report.mauprc == 1
@@ -53,7 +53,7 @@ def test_a_folder_is_embedded_and_measured(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> None:
+def test_a_protocol_is_named_in_the_report_with_its_checksum(place):
     images = products(place)
     report = evaluate_model(MODEL, images, running=running())
     assert report.protocol["name"] == "sop"
@@ -76,7 +76,7 @@ def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> Non
         ({"groups": np.arange(5)}, "protocol sop takes every image as query and gallery"),
     ],
 )
-def test_a_protocols_name_is_given_to_no_other_embeddings(place: Path, change: Any, message: str) -> None:
+def test_a_protocols_name_is_given_to_no_other_embeddings(place, change, message):
     images = products(place)
     embedded = replace(embed_model(MODEL, images, running=running()), **change)
     embedded.save(place / "rows.npz")
@@ -86,9 +86,7 @@ def test_a_protocols_name_is_given_to_no_other_embeddings(place: Path, change: A
 
 
 @pytest.mark.slow
-def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(place, monkeypatch):
     monkeypatch.setattr(run_options, "embed", lambda *_, **__: pytest.fail("embedded"))
     for options, message in (
         ({"ties": "none"}, "ties must be one of"),
@@ -105,7 +103,7 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
 
 
 @pytest.mark.slow
-def test_of_saved_embeddings_of_several_splits_the_test_rows_are_measured(tmp_path: Path) -> None:
+def test_of_saved_embeddings_of_several_splits_the_test_rows_are_measured(tmp_path):
     rows, labels = np.random.default_rng(0).normal(size=(12, 3)), np.arange(12) % 3
     splits = np.array(["train"] * 6 + ["test"] * 6)
     np.savez(tmp_path / "all.npz", embeddings=rows, labels=labels, splits=splits)
@@ -126,7 +124,7 @@ def test_of_saved_embeddings_of_several_splits_the_test_rows_are_measured(tmp_pa
 
 
 @pytest.mark.slow
-def test_post_processing_of_a_model_is_fitted_on_the_training_images_alone(tmp_path: Path) -> None:
+def test_post_processing_of_a_model_is_fitted_on_the_training_images_alone(tmp_path):
     photos = write_split_photos(tmp_path / "photos", classes=6)
     images = ImageSelection(f"folder:{photos}", split="test")
     report = evaluate_model("timm:test_vit,pretrained=false", images, postprocess="center")
@@ -142,9 +140,7 @@ def test_post_processing_of_a_model_is_fitted_on_the_training_images_alone(tmp_p
         ({"postprocess": "missing.safetensors"}, "missing.safetensors: cannot be read"),
     ],
 )
-def test_post_processing_that_cannot_be_had_is_refused(
-    given: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_post_processing_that_cannot_be_had_is_refused(given, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez("rows.npz", embeddings=np.random.default_rng(0).normal(size=(40, 6)), labels=np.arange(40) % 8)
     with pytest.raises(UserError, match=said):

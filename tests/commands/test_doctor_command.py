@@ -29,7 +29,7 @@ def photos(tmp_path: Path) -> Path:
     return write_tree(tmp_path / "photos", names, height=40, width=40)
 
 
-def test_a_data_section_alone_is_enough_to_look_at_measure_and_index_images(photos: Path, tmp_path: Path) -> None:
+def test_a_data_section_alone_is_enough_to_look_at_measure_and_index_images(photos, tmp_path):
     file = tmp_path / "data.yaml"
     file.write_text(f"data: {{name: folder, root: {photos}, params: {{test_fraction: 0.7}}}}\n", encoding="utf-8")
     report = examine_data(str(file), ["data.validation_fraction=0"])
@@ -57,7 +57,7 @@ def clean_rows() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(60, 32)).astype(np.float32)
 
 
-def test_faults_of_embeddings_are_found_together(tmp_path: Path) -> None:
+def test_faults_of_embeddings_are_found_together(tmp_path):
     rows = clean_rows()
     rows[:, 9] = 0.5
     rows[3, 5], rows[7], rows[11] = np.nan, 0, rows[10]
@@ -82,9 +82,7 @@ def test_faults_of_embeddings_are_found_together(tmp_path: Path) -> None:
         (np.full((5, 3), np.nan), ["embeddings with NaN or infinity"]),  # and nothing is left to look at
     ],
 )
-def test_sound_collapsed_and_broken_embeddings_are_told_apart(
-    rows: np.ndarray, found: list[str], tmp_path: Path
-) -> None:
+def test_sound_collapsed_and_broken_embeddings_are_told_apart(rows, found, tmp_path):
     report = examine_embeddings(save(tmp_path / "rows.npz", rows))
     assert [error.split(":")[0] for error in report.errors] == found
     assert (report.findings == ()) == (found == [])
@@ -92,7 +90,7 @@ def test_sound_collapsed_and_broken_embeddings_are_told_apart(
     assert report.counts == {"embeddings": len(rows), "dimensions": rows.shape[1], "classes": -(-len(rows) // 5)}
 
 
-def test_a_model_is_examined_on_all_readable_images(photos: Path) -> None:
+def test_a_model_is_examined_on_all_readable_images(photos):
     (photos / "class0/broken.png").write_bytes(b"no image")
     report = examine_data(f"folder:{photos}", ["data.odd_classes=keep"], model=MODEL)
     # The untrained network sees all images alike.
@@ -101,7 +99,7 @@ def test_a_model_is_examined_on_all_readable_images(photos: Path) -> None:
     assert not any("broken" in path for path in report.kept(["unreadable"]).paths)
 
 
-def test_the_page_shows_pictures_and_escapes_names(photos: Path) -> None:
+def test_the_page_shows_pictures_and_escapes_names(photos):
     Image.fromarray(pixels(0, 40, 40)).save(photos / "class0" / f"{EVIL.replace('/', '')}.png")
     report = examine_data(f"folder:{photos}", ["data.odd_classes=keep"])
     page = doctor_page(report, command=EVIL)
@@ -135,7 +133,7 @@ def faulty() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("distance", ["cosine", "dot", "euclidean"])
-def test_an_evaluation_finds_what_the_doctor_finds(tmp_path: Path, distance: str) -> None:
+def test_an_evaluation_finds_what_the_doctor_finds(tmp_path, distance):
     rows, labels = faulty()
     np.savez(tmp_path / "rows.npz", embeddings=rows, labels=labels, paths=embedded(rows, labels).paths)
     by_doctor = examine_embeddings(tmp_path / "rows.npz").findings
@@ -146,7 +144,7 @@ def test_an_evaluation_finds_what_the_doctor_finds(tmp_path: Path, distance: str
     assert [str(one) for one in found] == [str(one) for one in by_doctor]
 
 
-def test_copies_are_found_between_query_and_gallery_by_the_rows_of_both() -> None:
+def test_copies_are_found_between_query_and_gallery_by_the_rows_of_both():
     rows, labels = faulty()
     query = np.arange(120) % 2 == 1
     given = embedded(rows, labels, query)
@@ -156,7 +154,7 @@ def test_copies_are_found_between_query_and_gallery_by_the_rows_of_both() -> Non
     assert next(one for one in found if one.check == "doubtful labels").rows == ((40,),)
 
 
-def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_looked_at_is_said(monkeypatch):
     rows, labels = faulty()
     given = embedded(rows, labels)
     examined = examine_measured(given.evaluate(), Measurement("mine", given))
@@ -179,7 +177,7 @@ def evaluated(folder: Path, neighbours: int) -> tuple[Report, Measurement]:
 
 
 @pytest.mark.slow
-def test_images_that_were_skipped_are_a_finding(tmp_path: Path) -> None:
+def test_images_that_were_skipped_are_a_finding(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "broken.png").write_bytes(b"no image")
     report, measured = evaluated(tmp_path, neighbours=3)
@@ -188,7 +186,7 @@ def test_images_that_were_skipped_are_a_finding(tmp_path: Path) -> None:
     assert measured.images.sha256[:16] in Elements(evaluation_page(report, measured)).text
 
 
-def test_the_first_queries_of_a_list_are_explained_with_their_first_wrong_and_right_image(tmp_path: Path) -> None:
+def test_the_first_queries_of_a_list_are_explained_with_their_first_wrong_and_right_image(tmp_path):
     report, measured = evaluated(tmp_path, neighbours=7)
     page = evaluation_page(report, measured)
     worst = page[page.index("Worst queries") : page.index("Median queries")]

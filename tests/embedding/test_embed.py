@@ -63,7 +63,7 @@ def opened(root: Path, said: list[str] | None = None, **changes: str) -> Embeddi
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_come_in_order_with_their_labels_and_paths(tmp_path: Path, workers: int) -> None:
+def test_rows_come_in_order_with_their_labels_and_paths(tmp_path, workers):
     model, done = Counting(), list[tuple[int, int]]()
     how: dict[str, Any] = {"workers": workers, "progress": lambda *counts: done.append(counts)}
     embedded = embed(model, images(tmp_path, model), batch=5, **how)
@@ -74,7 +74,7 @@ def test_rows_come_in_order_with_their_labels_and_paths(tmp_path: Path, workers:
     assert done == [(5, COUNT), (10, COUNT), (12, COUNT)]
 
 
-def test_of_some_rows_no_other_image_is_embedded(tmp_path: Path) -> None:
+def test_of_some_rows_no_other_image_is_embedded(tmp_path):
     model, done = Counting(), list[tuple[int, int]]()
     given: dict[str, Any] = {"rows": np.array([9, 2, 5]), "progress": lambda *counts: done.append(counts)}
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_of_some_rows_no_other_image_is_embedded(tmp_path: Path) -> None:
     assert model.seen == [2, 5, 9, 0]
 
 
-def test_a_damaged_piece_alone_is_embedded_again(tmp_path: Path) -> None:
+def test_a_damaged_piece_alone_is_embedded_again(tmp_path):
     embed(Counting(), images(tmp_path, Counting()), batch=4, cache=opened(tmp_path))
     file = opened(tmp_path).folder / "0000000004.safetensors"
     content = bytearray(file.read_bytes())
@@ -99,7 +99,7 @@ def test_a_damaged_piece_alone_is_embedded_again(tmp_path: Path) -> None:
     assert again.embeddings[:, 0].tolist() == list(range(COUNT))
 
 
-def test_an_unreadable_image_is_left_out_and_tried_again_by_the_next_run(tmp_path: Path) -> None:
+def test_an_unreadable_image_is_left_out_and_tried_again_by_the_next_run(tmp_path):
     model = Counting()
     data = images(tmp_path, model, on_error="skip")
     broken = tmp_path / "photos" / "1" / "05.png"
@@ -125,7 +125,7 @@ ROWS = np.eye(4, dtype=np.float32)
 LABELS = np.array([0, 0, 1, 1])
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded(tmp_path):
     half = np.array([True, False, True, False])
     paths = np.array(["a", "b", "c", "d"])
     embedded = Embedded(ROWS, LABELS, np.arange(4), paths, half, ~half, np.full(4, -1))
@@ -149,7 +149,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         ({"is_querry": LABELS}, "which means nothing here; did you mean 'is_query'"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_arrays_that_do_not_fit_are_refused(tmp_path, change, message):
     arrays = {"embeddings": ROWS, "labels": LABELS, **change}
     np.savez(tmp_path / "rows.npz", **{name: values for name, values in arrays.items() if values is not None})
     with pytest.raises(UserError, match=message) as caught:
@@ -157,7 +157,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, An
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused(tmp_path):
     np.save(tmp_path / "cut.npy", ROWS)
     np.savez(tmp_path / "whole.npz", embeddings=ROWS, labels=LABELS)
     whole = (tmp_path / "whole.npz").read_bytes()
@@ -182,7 +182,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         Embedded.load(tmp_path / "rows.npz").evaluate()
 
 
-def test_a_camera_of_a_table_hides_the_querys_own_class_under_it(tmp_path: Path) -> None:
+def test_a_camera_of_a_table_hides_the_querys_own_class_under_it(tmp_path):
     manifest = photos(tmp_path)
     lines = [f"{path},{row // 4},test,{('west', 'east')[row % 2]}" for row, path in enumerate(manifest.paths)]
     (tmp_path / "photos" / "table.csv").write_text("\n".join(["path,label,split,group", *lines]))
@@ -197,7 +197,7 @@ def test_a_camera_of_a_table_hides_the_querys_own_class_under_it(tmp_path: Path)
         assert report.per_query["group"].tolist() == ["west", "east"] * (COUNT // 2)
 
 
-def test_cameras_are_measured_by_pairs(tmp_path: Path) -> None:
+def test_cameras_are_measured_by_pairs(tmp_path):
     chance = np.random.default_rng(0)
     rows, labels, groups = chance.normal(size=(40, 4)), np.arange(40) // 8, chance.integers(-1, 3, 40)
     names = np.array(["door", "car park", "c3"])
@@ -231,14 +231,14 @@ def drawing(*ink: int, paper: int = 255) -> np.ndarray:
     return image.reshape(4, 4)
 
 
-def test_pixels_are_centred_so_that_paper_makes_no_two_drawings_alike() -> None:
+def test_pixels_are_centred_so_that_paper_makes_no_two_drawings_alike():
     rows = pixel_rows(drawing(0, 1), drawing(14, 15), drawing(0, 1, paper=0))
     np.testing.assert_allclose(rows.mean(axis=1), 0, atol=1e-6)
     assert cosine(rows[0], rows[1]) == pytest.approx(-1 / 7)  # 0.5 without centring
     assert cosine(rows[0], rows[2]) == pytest.approx(-1)
 
 
-def test_the_usual_positives_of_a_listed_set_are_those_listed() -> None:
+def test_the_usual_positives_of_a_listed_set_are_those_listed():
     rows, labels = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32), np.repeat(np.arange(3), 4)
     is_query, everywhere = np.arange(12) % 4 == 0, np.full(12, -1)
     sides = {"paths": np.full(12, ""), "is_query": is_query, "is_gallery": ~is_query, "groups": everywhere}
@@ -258,7 +258,7 @@ def same(left: list[Piece], right: list[Piece]) -> bool:
     return len(left) == len(right) and all(map(np.array_equal, itertools.chain(*left), itertools.chain(*right)))
 
 
-def test_pieces_are_read_again_bit_for_bit_and_counted(tmp_path: Path) -> None:
+def test_pieces_are_read_again_bit_for_bit_and_counted(tmp_path):
     written = [piece(0, 4), piece(4, 7)]
     for each in written:
         opened(tmp_path).write(each)
@@ -275,7 +275,7 @@ def test_pieces_are_read_again_bit_for_bit_and_counted(tmp_path: Path) -> None:
     assert np.concatenate([rows for rows, _ in cache.read(10)]).tolist() == list(range(9))
 
 
-def test_what_killed_processes_left_in_the_folder_goes_when_it_is_opened(tmp_path: Path) -> None:
+def test_what_killed_processes_left_in_the_folder_goes_when_it_is_opened(tmp_path):
     folder = opened(tmp_path).folder
     left = folder / f".0000000004.safetensors.{0:032x}.part"
     left.write_bytes(b"half")
@@ -285,7 +285,7 @@ def test_what_killed_processes_left_in_the_folder_goes_when_it_is_opened(tmp_pat
         assert sorted(path.name for path in folder.iterdir()) == [Path(file.name).name, "about.json"]
 
 
-def test_weights_are_told_apart_by_name_shape_type_and_every_value() -> None:
+def test_weights_are_told_apart_by_name_shape_type_and_every_value():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     first = weights_sha256(model)
@@ -303,7 +303,7 @@ def test_weights_are_told_apart_by_name_shape_type_and_every_value() -> None:
     assert len(seen) == 5
 
 
-def test_a_changed_byte_or_length_never_changes_a_number(tmp_path: Path) -> None:
+def test_a_changed_byte_or_length_never_changes_a_number(tmp_path):
     cache, written = opened(tmp_path), piece(0, 4)
     cache.write(written)
     (file,) = cache.folder.glob("*.safetensors")
@@ -320,9 +320,7 @@ def test_a_changed_byte_or_length_never_changes_a_number(tmp_path: Path) -> None
         assert not file.exists()
 
 
-def test_what_decides_an_embedding_is_in_the_keys_and_nothing_else_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_decides_an_embedding_is_in_the_keys_and_nothing_else_is(tmp_path, monkeypatch):
     def described(**model: object) -> str:
         model = {"backbone": "test_resnet", "pretrained": False, **model}
         given = {"data": {"name": "digits"}, "loss": {"name": "soprc"}, "optim": {"lr": 1}, "train": {"steps": 1}}

@@ -46,7 +46,7 @@ def dataset(manifest: Manifest, **given: str) -> ImageDataset:
     return ImageDataset(manifest, TRANSFORMS["center"](image_size=4, channels=3), channels=3, **given)
 
 
-def test_each_image_and_text_is_embedded_once_and_stands_in_every_pair(model: TwoTower) -> None:
+def test_each_image_and_text_is_embedded_once_and_stands_in_every_pair(model):
     tokeniser = Tokeniser([], length=16)
     asked: list[str] = []
 
@@ -70,7 +70,7 @@ def test_each_image_and_text_is_embedded_once_and_stands_in_every_pair(model: Tw
     assert found.evaluate(np.array([0, 3]), recall_at=(1,)).image_to_text.num_gallery == 2
 
 
-def test_images_that_cannot_be_read_are_left_out_with_all_their_texts(model: TwoTower) -> None:
+def test_images_that_cannot_be_read_are_left_out_with_all_their_texts(model):
     manifest = pairs_manifest()
     images = {path: np.zeros((4, 4, 3), dtype=np.uint8) for path in "bcd"}
     data = dataset(dataclasses.replace(manifest, source=ArraySource(images)), on_error="skip")
@@ -80,7 +80,7 @@ def test_images_that_cannot_be_read_are_left_out_with_all_their_texts(model: Two
     assert found.evaluate(recall_at=(1,)).image_to_text.num_queries == 3
 
 
-def test_test_rows_are_told_apart_by_what_training_has_seen() -> None:
+def test_test_rows_are_told_apart_by_what_training_has_seen():
     manifest = build_manifest(
         "groups",
         ArraySource({}),
@@ -95,7 +95,7 @@ def test_test_rows_are_told_apart_by_what_training_has_seen() -> None:
     assert list(groups_of(manifest.split("train"), manifest.split("train"))) == ["seen_texts"]
 
 
-def test_texts_equal_but_for_case_are_one_text(model: TwoTower) -> None:
+def test_texts_equal_but_for_case_are_one_text(model):
     shouted = dataclasses.replace(pairs_manifest(), texts=("a cat", "A CAT", *TEXTS[2:]))
     found = embed_pairs(model, dataset(shouted))
     assert found.text_ids.tolist() == [0, 0, 1, 2, 0, 3]
@@ -113,9 +113,7 @@ def labelled_manifest(labels: list[str], groups: list[int] | None = None) -> Man
 @pytest.mark.parametrize(
     ("groups", "comparable"), [(None, True), ([-1] * 6, True), ([0, 0, 0, 1, 2, 2], False), ([0, 1, 0, 1, 2, 2], True)]
 )
-def test_images_are_compared_where_one_has_a_positive_of_another_group(
-    model: TwoTower, groups: list[int] | None, comparable: bool
-) -> None:
+def test_images_are_compared_where_one_has_a_positive_of_another_group(model, groups, comparable):
     """Images a and b are of one class, c and d of another each."""
     manifest = labelled_manifest(["x", "x", "x", "y", "z", "z"], groups)
     found = embed_pairs(model, dataset(manifest)).images_alone(manifest)
@@ -125,7 +123,7 @@ def test_images_are_compared_where_one_has_a_positive_of_another_group(
         assert found.evaluate().metrics["mauprc"] > 0
 
 
-def test_an_image_of_several_texts_is_taken_once_if_it_has_one_label() -> None:
+def test_an_image_of_several_texts_is_taken_once_if_it_has_one_label():
     assert each_image_once(labelled_manifest(["x", "x", "x", "y", "z", "z"])).paths == ("a", "b", "c", "d")
     with pytest.raises(UserError, match="pairs has images with several labels"):
         each_image_once(pairs_manifest())

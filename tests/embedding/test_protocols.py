@@ -1,7 +1,6 @@
 """The protocols: who is query and gallery in each, and when two numbers answer the same question."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ def embedded(counts: list[int], *, seed: int = 0) -> Embedded:
     )
 
 
-def test_the_question_alone_decides_checksum_and_numbers() -> None:
+def test_the_question_alone_decides_checksum_and_numbers():
     protocol, given, chance = PROTOCOLS["sop"], embedded([3, 4, 5, 2]), np.random.default_rng(5)
     report, kept = protocol.evaluate(given), protocol.checksum(given)
     assert report.protocol["checksum"] == kept
@@ -49,7 +48,7 @@ def test_the_question_alone_decides_checksum_and_numbers() -> None:
     assert report.metrics == plain.metrics
 
 
-def test_a_checksum_is_the_same_today_as_ever() -> None:
+def test_a_checksum_is_the_same_today_as_ever():
     """A golden value: if it changes, numbers of before cannot be compared any more, and VERSION has to rise."""
     paths, labels = np.array(["b.jpg", "a.jpg", "c.jpg"]), np.array([5, 9, 5])
     given = dataclasses.replace(embedded([2, 1]), paths=paths, labels=labels)
@@ -71,9 +70,7 @@ def size_of_test(protocol: Protocol) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_protocol_reads_embeds_and_measures_the_test_images_of_its_benchmark(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_protocol_reads_embeds_and_measures_the_test_images_of_its_benchmark(name, tmp_path, monkeypatch):
     trees.publish_small_sizes(monkeypatch)
     protocol = PROTOCOLS[name]
     trees.TREES[protocol.reader](tmp_path)

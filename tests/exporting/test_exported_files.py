@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +76,7 @@ def embedded(name: str, images: list[Image.Image]) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) -> None:
+def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path):
     pytest.importorskip("onnxscript")
     look = {"image_size": (40, 24), "resize": "pad"}
     model = make("gem", channels=1, head_layers=2, channels_last=True, look=look)
@@ -111,9 +110,7 @@ def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) 
         ("test_efficientnet", {"params": {"drop_rate": 0.2}}, 2),
     ],
 )
-def test_timm_alone_gives_the_same_embeddings(
-    backbone: str, given: dict[str, Any], channels: int, tmp_path: Path
-) -> None:
+def test_timm_alone_gives_the_same_embeddings(backbone, given, channels, tmp_path):
     source = make(backbone=backbone, channels=channels, **given)
     write_folder(*source, tmp_path / "model.safetensors")
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
@@ -128,7 +125,7 @@ def test_timm_alone_gives_the_same_embeddings(
 
 
 @pytest.mark.slow
-def test_transformers_loads_the_folder_of_timm_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_loads_the_folder_of_timm_too(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
     source = make()
@@ -173,9 +170,7 @@ def require_equal(read: np.ndarray, expected: np.ndarray, pipeline: Pipeline) ->
         ),
     ],
 )
-def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
-    name: str, params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(name, params, tmp_path, monkeypatch):
     pipeline = TRANSFORMS[name](**{"channels": 3, "interpolation": "bicubic", "image_size": SIZE, **params})
     config = Config(**{key: value for key, value in tiny_config().items() if key != "evaluate"})
     facts: dict[str, Any] = {"data": "d", "split": "test", "measured": "", "files": {}, "checks": [], "versions": {}}
@@ -206,7 +201,7 @@ def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
 
 
 @pytest.mark.parametrize("name", TEST_TRANSFORMS)
-def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
+def test_stored_preprocessing_gives_the_same_tensor(name):
     look: dict[str, Any] = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "interpolation": "bicubic"}
     pipeline = TRANSFORMS[name]((16, 12), 3, **look, resize="pad")
     (image,) = photos(1)
@@ -234,7 +229,7 @@ def refusal(name: str) -> str:
     return said.removeprefix(f"{name}: ")
 
 
-def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
+def test_graphs_that_cannot_be_used(tmp_path):
     stored = pack_preprocessing(PIPELINE, dim=3, is_inside=True)
     path = tmp_path / "model.onnx"
     assert "the graph fails on images" in refusal(f"{graph(path)},size=16")
@@ -256,7 +251,7 @@ def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
         (lambda content: json.dumps(content).replace('"image_size": 4', '"image_size": 1000000000'), "images of"),
     ],
 )
-def test_preprocessing_that_is_none_is_refused_in_one_line(change: Callable[[Any], str], message: str) -> None:
+def test_preprocessing_that_is_none_is_refused_in_one_line(change, message):
     text = change(json.loads(pack_preprocessing(PIPELINE, dim=8, is_inside=True)))
     with pytest.raises(UserError, match=message) as caught:
         unpack_preprocessing(text, "model.onnx")

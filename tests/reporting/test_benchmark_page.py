@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ def made_up(seeds: int = 3) -> list[dict[str, Any]]:
     return lines
 
 
-def test_a_row_says_what_its_lines_say() -> None:
+def test_a_row_says_what_its_lines_say():
     (block,) = blocks_of(made_up())  # of the other setting there is nothing
     head, rows = cells_of(block)
     cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
@@ -93,7 +92,7 @@ def test_a_row_says_what_its_lines_say() -> None:
     assert cells["B & C"]["p, classes"] == "≤ 0.0004"  # 2 / 10,001 of two methods, the least there is
 
 
-def test_a_seed_counts_where_every_fold_was_tested() -> None:
+def test_a_seed_counts_where_every_fold_was_tested():
     lacking = {"kind": "run", "seed": 2, "split": "fold 1 of 2"}
     lines = [line for line in made_up() if {key: line.get(key) for key in lacking} != lacking]
     ((row, *_),) = (block.rows for block in blocks_of(lines))
@@ -102,7 +101,7 @@ def test_a_seed_counts_where_every_fold_was_tested() -> None:
     assert to_markdown_tables([]) == "*not run yet*"
 
 
-def test_a_table_is_escaped_and_names_what_tells_ranks_apart() -> None:
+def test_a_table_is_escaped_and_names_what_tells_ranks_apart():
     blocks = blocks_of(made_up())
     markdown = to_markdown_tables(blocks)
     assert "| B &amp; C |" in markdown
@@ -112,7 +111,7 @@ def test_a_table_is_escaped_and_names_what_tells_ranks_apart() -> None:
     assert to_markdown_tables(blocks, "two") == "*not run yet*"
 
 
-def test_the_page_has_tables_pictures_and_what_ended_early() -> None:
+def test_the_page_has_tables_pictures_and_what_ended_early():
     lines = made_up()
     lines[0]["methods"]["B & C"] = ["loss.name=x<y"]
     page = benchmark_page(lines, blocks_of(lines))
@@ -183,7 +182,7 @@ def ap_of(lines: list[dict[str, Any]], name: str, split: str) -> list[list[float
     return [line["ap_by_class"] for line in lines if line.get("method") == name and line["split"] == split]
 
 
-def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0() -> None:
+def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0():
     seen, rng = set[str](), np.random.default_rng(0)
     for _ in range(6):
         lines = drawn(rng, methods=6, seeds=4)
@@ -204,7 +203,7 @@ def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0() -> No
     assert "not told apart" in seen
 
 
-def test_a_verdict_needs_a_reference_and_says_of_how_many_seeds() -> None:
+def test_a_verdict_needs_a_reference_and_says_of_how_many_seeds():
     (block,) = blocks_of(made_up())
     text, names = verdict(block, "3 classes")  # "late" has a seed less
     assert names == {"better for other seeds and other classes": ["B & C", "late"]}
@@ -218,7 +217,7 @@ def test_a_verdict_needs_a_reference_and_says_of_how_many_seeds() -> None:
     assert verdict(block, "3 classes") == ("", {})
 
 
-def test_the_thin_interval_is_drawn_opaque_above_the_thick_one() -> None:
+def test_the_thin_interval_is_drawn_opaque_above_the_thick_one():
     (block,) = blocks_of(made_up())
     axes = Figure().add_subplot()
     draw_intervals(axes, block, beside=False)
@@ -239,7 +238,7 @@ def test_the_thin_interval_is_drawn_opaque_above_the_thick_one() -> None:
         ("untrained", {"kind": []}, "unhashable"),
     ],
 )
-def test_lines_that_are_damaged_are_one_line(kind: str, changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+def test_lines_that_are_damaged_are_one_line(kind, changes, text, tmp_path):
     lines, file = made_up(), tmp_path / "lines.jsonl"
     line = next(line for line in lines if line["kind"] == kind)
     line |= changes

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ def measured(rows: int = 24, **options: Any) -> Report:
     return report.named(np.array([f"{row}.png" for row in range(rows)]), names)
 
 
-def test_a_grid_shows_the_lists_of_the_report() -> None:
+def test_a_grid_shows_the_lists_of_the_report():
     report = measured()
     worst, median, _random = make_grids(report, Pictures(None), queries=4)
     assert [row["ap"] for row in worst["rows"]] == sorted(report.per_query["ap"].tolist())[:4]
@@ -67,7 +66,7 @@ def test_a_grid_shows_the_lists_of_the_report() -> None:
         assert all(one["is_right"] == (one["label"] == row["query"]["label"]) for one in row["hits"])
 
 
-def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) -> None:
+def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path):
     groups = np.array(["west", "east", ""])[np.arange(24) % 3]
     pairs = [
         {"query": "west", "gallery": "east", "num_queries": 8, "metrics": {"mauprc": 0.25, "recall@1": 0.125}},
@@ -87,7 +86,7 @@ def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) 
     assert table["neighbour_groups"].to_pylist() == groups[lists.row].tolist()
 
 
-def test_the_axes_of_a_row_of_charts_align() -> None:
+def test_the_axes_of_a_row_of_charts_align():
     drawn: list[Axes] = []
 
     def draw(axes: Axes, **options: Any) -> None:
@@ -104,7 +103,7 @@ def test_the_axes_of_a_row_of_charts_align() -> None:
     assert last[0] > first[0]  # long names of ticks get the room that they need
 
 
-def test_names_of_classes_break_at_their_underscores() -> None:
+def test_names_of_classes_break_at_their_underscores():
     report = measured()
     names = np.array([f"Oat_Milk_{label}" for label in report.per_query["label"]])
     page = report_page(report.named(None, names))
@@ -114,7 +113,7 @@ def test_names_of_classes_break_at_their_underscores() -> None:
     assert re.search(r"<tr><td>Oat_<wbr>Milk_<wbr>\d</td>", heat)
 
 
-def test_a_grid_of_a_class_and_an_unknown_one() -> None:
+def test_a_grid_of_a_class_and_an_unknown_one():
     grid = make_grids(measured(), Pictures(None), classes=["class 2"])[-1]
     assert grid["title"] == "Class class 2"
     assert {row["query"]["label"] for row in grid["rows"]} == {"class 2"}
@@ -122,7 +121,7 @@ def test_a_grid_of_a_class_and_an_unknown_one() -> None:
         make_grids(measured(), Pictures(None), classes=["clas 2"])
 
 
-def test_no_text_from_outside_becomes_markup() -> None:
+def test_no_text_from_outside_becomes_markup():
     names = [*EVIL, "\u202eltr\u202c", "x" * 100_000]
     texts = np.array([names[row % len(names)] for row in range(24)])
     evil = measured().named(texts, texts).made_by(f"aurank evaluate {EVIL[0]}")
@@ -138,7 +137,7 @@ def test_no_text_from_outside_becomes_markup() -> None:
     assert len(places.text) < 9000  # 100,000 characters of a name are not written out for each point
 
 
-def test_findings_are_shown_with_what_was_not_looked_at() -> None:
+def test_findings_are_shown_with_what_was_not_looked_at():
     rows = {"paths": np.array(["a.png"]), "classes": np.array(["cat"])}
     clean = {"findings": [], **rows, "left_out": ["Pixels were not looked at."]}
     page = Elements(report_page(measured(), examined=clean))
@@ -153,7 +152,7 @@ def test_findings_are_shown_with_what_was_not_looked_at() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_fetched_from_elsewhere() -> None:
+def test_nothing_is_fetched_from_elsewhere():
     source = ArraySource({f"{row}.png": np.full((8, 8, 3), row, np.uint8) for row in range(24)})
     report = measured()
     page = report_page(report, source=source)
@@ -164,7 +163,7 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
     assert not re.search(r"url\((?!#)|@import", page)
 
 
-def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch):
     source = ArraySource({"0.png": np.zeros((200, 200, 3), np.uint8), "1.png": np.zeros((200, 200, 3), np.uint8)})
     pictures = Pictures(source, budget=900)
     shown = [pictures.of(f"{row}.png") for row in (0, 1, 2, 0)]
@@ -177,7 +176,7 @@ def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch: pytest.Monk
     assert "Pictures left out to keep the page small" in page.text
 
 
-def test_confusions_and_hubs_equal_loops() -> None:
+def test_confusions_and_hubs_equal_loops():
     report = measured(rows=60)
     lists = report.neighbours
     labels = np.arange(60) // 3
@@ -208,8 +207,8 @@ def mapped(report: Report, rows: np.ndarray) -> list[dict[str, Any]]:
 
 
 def test_a_map_shows_each_query_where_its_embedding_is_in_the_colour_of_its_class_or_ap(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(overview, "importable", lambda name: False)
     rows = np.concatenate([np.eye(3)[[0, 0, 1, 1, 2]], [[1, 1, 1]]])
     report = aurank.evaluate(rows, [4, 4, 7, 7, 7, 9])  # the last has no positive and is no point
@@ -223,7 +222,7 @@ def test_a_map_shows_each_query_where_its_embedding_is_in_the_colour_of_its_clas
     assert len(set(places)) == 3
 
 
-def test_a_large_map_is_a_sample_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_map_is_a_sample_and_says_so(monkeypatch):
     monkeypatch.setattr(report_module, "MOST_POINTS", 10)
     rows = np.random.default_rng(3).standard_normal((24, 5))
     assert len(mapped(measured(), rows)) == 10
@@ -238,7 +237,7 @@ def shown(content: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("side", [20, 80])  # a PNG, and a JPEG
-def test_what_is_transparent_lies_on_white_as_a_network_sees_it(side: int, tmp_path: Path) -> None:
+def test_what_is_transparent_lies_on_white_as_a_network_sees_it(side, tmp_path):
     pixels = np.zeros((side, side, 4), np.uint8)
     pixels[..., 0], pixels[: side // 2, :, 3] = 200, 255  # below its upper half, a red that nobody is meant to see
     pixels[:, : side // 4, 3] = 128

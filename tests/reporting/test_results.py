@@ -3,7 +3,6 @@
 import csv
 import io
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -23,7 +22,7 @@ def report() -> Report:
     return evaluate(rows, np.arange(30) % 3)
 
 
-def test_all_files_are_written_and_agree_with_the_report(report: Report, tmp_path: Path) -> None:
+def test_all_files_are_written_and_agree_with_the_report(report, tmp_path):
     out = tmp_path / "new" / "folder"
     out.mkdir(parents=True)
     (out / "report.html").write_text("", encoding="utf-8")  # of an earlier report
@@ -35,9 +34,7 @@ def test_all_files_are_written_and_agree_with_the_report(report: Report, tmp_pat
     assert np.array_equal(table["ap"].to_numpy(), report.per_query["ap"])
 
 
-def test_a_failure_leaves_the_earlier_files_as_they_were(
-    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_the_earlier_files_as_they_were(report, tmp_path, monkeypatch):
     write_results(report, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr(tables, "class_csv", Mock(side_effect=OSError(28, "No space left on device")))
@@ -49,7 +46,7 @@ def test_a_failure_leaves_the_earlier_files_as_they_were(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_training_runs_report_is_not_overwritten(report: Report, tmp_path: Path) -> None:
+def test_a_training_runs_report_is_not_overwritten(report, tmp_path):
     names = ("config.yaml", "metrics.jsonl", "report.json")
     for name in names:
         (tmp_path / name).write_text("the run's", encoding="utf-8")
@@ -62,7 +59,7 @@ def test_a_training_runs_report_is_not_overwritten(report: Report, tmp_path: Pat
         write_results(report, tmp_path)
 
 
-def test_a_folder_in_the_way_is_told_before_anything_is_replaced(report: Report, tmp_path: Path) -> None:
+def test_a_folder_in_the_way_is_told_before_anything_is_replaced(report, tmp_path):
     name = "per_query.parquet"
     write_results(report, tmp_path)
     (tmp_path / name).unlink()
@@ -75,7 +72,7 @@ def test_a_folder_in_the_way_is_told_before_anything_is_replaced(report: Report,
 
 
 @pytest.mark.slow
-def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tmp_path: Path) -> None:
+def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report, tmp_path):
     write_results(report.made_by("one"), tmp_path)
     with pytest.raises(UserError, match=r"holds the result of another command \(one\)"):
         write_results(report.made_by("two"), tmp_path)
@@ -89,7 +86,7 @@ def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tm
 EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", 'a,"b"\nc', "plain"]
 
 
-def test_no_class_name_is_a_formula_in_csv() -> None:
+def test_no_class_name_is_a_formula_in_csv():
     labels = np.repeat(EVIL, 2)
     report = evaluate(np.random.default_rng(0).standard_normal((14, 4)), labels, recall_at=(1,))
     head, *rows = csv.reader(io.StringIO(class_csv(report)))
@@ -99,14 +96,14 @@ def test_no_class_name_is_a_formula_in_csv() -> None:
     assert [float(row[2]) for row in rows] == pytest.approx(sorted(table["mauprc"].tolist()), abs=1e-6)
 
 
-def test_names_are_escaped() -> None:
+def test_names_are_escaped():
     report = evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], metrics=["mauprc"])
     name = '<script>alert(1)</script>|`a`\n\\| 50% & a_b^~ {x} "q"'
     row = '| &lt;script>alert(1)&lt;/script>\\|\\`a\\` \\\\\\| 50% &amp; a_b^~ {x} "q" | 1.0000 |'
     assert to_markdown({name: report}).splitlines()[2] == row
 
 
-def test_only_common_metrics_are_shown_unless_named() -> None:
+def test_only_common_metrics_are_shown_unless_named():
     metrics = {"a": ["mauprc", "mrr"], "b": ["mauprc", "minp"]}
     reports = {name: evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], metrics=each) for name, each in metrics.items()}
     assert to_markdown(reports).splitlines()[0] == "| model | mauprc |"

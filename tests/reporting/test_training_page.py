@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from aurank.reporting.tune_page import _around, _slice, tune_page
 
 
 @pytest.mark.slow
-def test_the_page_of_a_run_has_its_curves_settings_and_hardest_queries(tmp_path: Path) -> None:
+def test_the_page_of_a_run_has_its_curves_settings_and_hardest_queries(tmp_path):
     result = aurank.train(tiny_config(train={"steps": 4, "validate_every": 2}), tmp_path / "run")
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     shown = Elements(page)
@@ -32,9 +31,7 @@ def test_the_page_of_a_run_has_its_curves_settings_and_hardest_queries(tmp_path:
     assert page.count("data:image/") > 10  # the pictures of the queries and of what they find
 
 
-def test_a_long_course_is_drawn_by_means_of_neighbouring_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_course_is_drawn_by_means_of_neighbouring_records(tmp_path, monkeypatch):
     curves: list[Any] = []
 
     def drawn(draw: Callable[[Axes], None], caption: str) -> Markup:
@@ -76,7 +73,7 @@ def line(number: int, value: float) -> dict[str, object]:
         (np.full(12, 0.5), False),
     ],
 )
-def test_the_page_says_of_trials_below_the_picture_only_where_there_are_some(values: np.ndarray, is_cut: bool) -> None:
+def test_the_page_says_of_trials_below_the_picture_only_where_there_are_some(values, is_cut):
     assert (_around(values.tolist())[0] > min(values)) == is_cut
     lines = [line(number, value) for number, value in enumerate(values.tolist(), 1)]
     page = tune_page(lines, {"optim.lr": Range(1e-5, 1e-1, log=True)}, {}, [], "Search")
@@ -96,7 +93,7 @@ def test_the_page_says_of_trials_below_the_picture_only_where_there_are_some(val
         (Range(0.05, 0.8), ["0.05", "0.3", "0.55", "0.8"]),
     ],
 )
-def test_ticks_of_a_logarithmic_range_are_powers_of_ten(within: Range, texts: list[str]) -> None:
+def test_ticks_of_a_logarithmic_range_are_powers_of_ten(within, texts):
     axes = Figure().add_subplot()
     _slice(axes, [(f"{within.low}", 0.5), (f"{within.high}", 0.6)], within)
     assert [label.get_text() for label in axes.get_xticklabels()] == texts

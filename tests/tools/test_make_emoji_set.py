@@ -62,9 +62,7 @@ def make(out: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_emoji_set.main()
 
 
-def test_characters_of_every_style_are_classes_by_style_drawn_on_white(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_characters_of_every_style_are_classes_by_style_drawn_on_white(packages, tmp_path, monkeypatch, capsys):
     make(tmp_path / "emoji", packages, monkeypatch)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("twemoji: free, npm package first@1, sha512 ")
@@ -89,9 +87,7 @@ def test_characters_of_every_style_are_classes_by_style_drawn_on_white(
         assert (pixels[20:-20, 20:-20] == np.frombuffer(color, np.uint8)).all()
 
 
-def test_the_set_follows_from_its_packages(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_set_follows_from_its_packages(packages, tmp_path, monkeypatch, capsys):
     for name in ("first", "second"):
         make(tmp_path / name, packages, monkeypatch)
     printed = capsys.readouterr().out.splitlines()

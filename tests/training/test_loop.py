@@ -5,7 +5,6 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -37,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> None:
+def test_a_short_run_learns_and_leaves_every_promised_file(trained):
     names = {path.name for path in trained.iterdir()}
     measured = {"report.json", "per_query.parquet", "per_class.csv", "report.html"}
     assert names == {"config.yaml", "metrics.jsonl", "last.safetensors", "best.safetensors", "timing.json", *measured}
@@ -52,7 +51,7 @@ def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> Non
     assert json.loads((trained / "report.json").read_text(encoding="utf-8"))["metrics"]["mauprc"] == report.mauprc
 
 
-def test_best_is_the_step_of_the_highest_validation(trained: Path) -> None:
+def test_best_is_the_step_of_the_highest_validation(trained):
     values = {record["step"]: record["mauprc"] for record in records(trained, "val")}
     assert list(values) == [20, 40, 60]
     best = load_checkpoint(trained / "best.safetensors")["progress"]
@@ -62,9 +61,7 @@ def test_best_is_the_step_of_the_highest_validation(trained: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_the_loaded_model_gives_the_reported_numbers(
-    request: pytest.FixtureRequest, tmp_path: Path, precision: str
-) -> None:
+def test_the_loaded_model_gives_the_reported_numbers(request, tmp_path, precision):
     trained = tmp_path / "run"
     if precision == "no":
         trained = request.getfixturevalue("trained")
@@ -91,7 +88,7 @@ def test_the_loaded_model_gives_the_reported_numbers(
 
 
 @pytest.mark.slow
-def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path, monkeypatch):
     """Two accumulated batches move the weights as one step along the mean of their gradients (SGD, one step)."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")  # which is of other programs
     config = tiny_config(
@@ -127,8 +124,8 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, mon
     ("accumulate", "memory", "views", "late"), [(1, None, 1, False), (2, {"size": 70}, 2, False), (1, None, 1, True)]
 )
 def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, memory: Any, views: int, late: bool
-) -> None:
+    tmp_path, monkeypatch, accumulate, memory, views, late
+):
     """Late: numbers are looked at every so many steps, as on a GPU."""
     if late:
         monkeypatch.setattr("aurank.training.watch.READ_AT_ONCE", ())
@@ -157,13 +154,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_
 
 
 @pytest.mark.slow
-def test_a_network_that_collapses_is_told_as_such(tmp_path: Path) -> None:
+def test_a_network_that_collapses_is_told_as_such(tmp_path):
     with pytest.raises(AurankError, match=r"has collapsed: of \d+ embeddings \d+ are all zeros .* lower optim.lr"):
         aurank.train(tiny_config(optim={"lr": 1e3, "warmup_steps": 0}, train={"validate_every": 2}), tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None:
+def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path):
     result = aurank.train(tiny_config(train={"steps": 4, "ema": 0.5, "trackers": ["tensorboard"]}), tmp_path / "out")
     state = load_checkpoint(tmp_path / "out" / "best.safetensors")
     model = aurank.load(tmp_path / "out" / "best").module
@@ -174,7 +171,7 @@ def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None
     assert list((tmp_path / "out").rglob("events.out.tfevents.*"))
 
 
-def test_collapse_shows_in_similarity_and_rank() -> None:
+def test_collapse_shows_in_similarity_and_rank():
     collapsed = collapse_signs(torch.ones(8, 4) / 2)
     assert collapsed["mean_similarity"] == pytest.approx(1.0)
     assert collapsed["effective_rank"] == pytest.approx(1.0, abs=1e-3)
@@ -192,16 +189,14 @@ def test_collapse_shows_in_similarity_and_rank() -> None:
         ({"image_size": [16, 32], "resize": "pad"}, {"img_size": [16, 32]}, None),
     ],
 )
-def test_a_size_that_the_backbone_cannot_take_is_refused_with_the_remedy(
-    data: dict[str, Any], params: dict[str, Any], refused: str | None
-) -> None:
+def test_a_size_that_the_backbone_cannot_take_is_refused_with_the_remedy(data, params, refused):
     config = read_config(tiny_config(data=data, model={"backbone": "vit_tiny_patch16_224", "params": params}))
     with nullcontext() if refused is None else pytest.raises(UserError, match=refused):
         build_trainer(config)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_needs_no_first_weights(trained, tmp_path):
     source = tmp_path / "first.pt"
     shutil.copy(trained / "best.safetensors", source)
     config = tiny_config("smooth_ap", model={"init_from": str(source)}, train={"steps": 3})
@@ -213,7 +208,7 @@ def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> 
         aurank.train(config, tmp_path / "new")
 
 
-def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_measures_is_tried_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr("aurank.embedding.embedded.evaluate", Mock(side_effect=AurankError("no kernel")))
     with pytest.raises(AurankError, match="no kernel"):
         aurank.train(tiny_config(), tmp_path / "out")
@@ -225,7 +220,7 @@ def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatc
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 @pytest.mark.slow
-def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_skipped(tmp_path: Path) -> None:
+def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_skipped(tmp_path):
     """Whether images are kept in memory or read by workers changes neither."""
     config = broken_photos(tmp_path / "photos")
     logs = set()
@@ -240,7 +235,7 @@ def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_sk
 
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")
-def test_a_training_set_without_readable_images_ends_the_run(tmp_path: Path) -> None:
+def test_a_training_set_without_readable_images_ends_the_run(tmp_path):
     config = broken_photos(tmp_path / "photos")
     config["data"]["cache"] = "0"
     for path in (tmp_path / "photos" / "train").rglob("*.png"):
@@ -253,7 +248,7 @@ def test_a_training_set_without_readable_images_ends_the_run(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_compiled_cached_accumulated_channels_last_and_in_half_precision_it_is_the_same_gradient() -> None:
+def test_compiled_cached_accumulated_channels_last_and_in_half_precision_it_is_the_same_gradient():
     script = Path(__file__).parents[1] / "testing" / "compiled_training.py"
     paths = os.pathsep.join(str(path) for path in (script.parents[2], script.parents[1]))
     environment = {**os.environ, "PYTHONPATH": paths}

@@ -1,6 +1,5 @@
 import copy
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,11 +24,11 @@ from aurank.training.optim import OPTIMISERS, constant, cosine, load_state, mult
     ],
     ids=["warm-up", "cosine", "multi-step"],
 )
-def test_a_schedule_has_the_factors_of_its_formula(schedule: Callable[[int], float], factors: dict[int, float]) -> None:
+def test_a_schedule_has_the_factors_of_its_formula(schedule, factors):
     assert {step: schedule(step) for step in factors} == pytest.approx(factors)
 
 
-def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases() -> None:
+def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases():
     weight_decay = 0.1
     torch.manual_seed(0)
     module = nn.Linear(3, 2).double()
@@ -53,7 +52,7 @@ def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases() -> N
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-6, atol=0)
 
 
-def test_a_weight_average_equals_the_recursion_and_copies_buffers() -> None:
+def test_a_weight_average_equals_the_recursion_and_copies_buffers():
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
     average = weight_average(module)
     expected = torch.tensor(module[0].weight.item())
@@ -67,7 +66,7 @@ def test_a_weight_average_equals_the_recursion_and_copies_buffers() -> None:
     assert averaged["1.running_mean"].item() == 3.0
 
 
-def test_any_optimiser_of_timm_is_taken_by_its_name_and_no_other_word_is() -> None:
+def test_any_optimiser_of_timm_is_taken_by_its_name_and_no_other_word_is():
     read_config({**tiny_config(), "optim": {"name": "nadamw", "lr": 0.1, "params": {"betas": [0.8, 0.9]}}})
     for optim, said in (
         ({"name": "nadamv"}, "optim.name: got 'nadamv'.*one of 'sgd', 'adam'"),
@@ -81,7 +80,7 @@ def test_any_optimiser_of_timm_is_taken_by_its_name_and_no_other_word_is() -> No
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])
-def test_optimisers_that_count_in_groups_or_keep_other_sizes_resume(name: str) -> None:
+def test_optimisers_that_count_in_groups_or_keep_other_sizes_resume(name):
     def build() -> tuple[nn.Module, Optimizer]:
         torch.manual_seed(0)
         module = nn.Linear(4, 130)

@@ -1,7 +1,5 @@
 """Losses that are looked at every so many steps, as on a GPU."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from packaging.version import Version
@@ -25,7 +23,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("late")
 @pytest.mark.parametrize(("kind", "bad"), [(torch.optim.SGD, float("nan")), (torch.optim.AdamW, float("inf"))])
-def test_no_update_follows_a_bad_loss_and_a_look_finds_it(kind, bad: float) -> None:
+def test_no_update_follows_a_bad_loss_and_a_look_finds_it(kind, bad):
     weight = nn.Parameter(torch.ones(3))
     optimiser = kind([weight], 0.1, fused=True)
     watch, kept = LossWatch(CPU, optimiser, every=10), []
@@ -45,7 +43,7 @@ def test_no_update_follows_a_bad_loss_and_a_look_finds_it(kind, bad: float) -> N
 
 
 @pytest.mark.usefixtures("late")
-def test_a_gradient_scaler_leaves_out_the_update_that_follows_a_bad_loss() -> None:
+def test_a_gradient_scaler_leaves_out_the_update_that_follows_a_bad_loss():
     weight = nn.Parameter(torch.ones(3))
     optimiser, scaler = torch.optim.AdamW([weight], 0.1, fused=True), torch.amp.GradScaler("cpu")
     watch, kept = LossWatch(CPU, optimiser, every=10), []
@@ -64,7 +62,7 @@ def test_a_gradient_scaler_leaves_out_the_update_that_follows_a_bad_loss() -> No
 
 
 @pytest.mark.usefixtures("late")
-def test_an_optimiser_that_cannot_leave_out_an_update_is_looked_at_in_each_step() -> None:
+def test_an_optimiser_that_cannot_leave_out_an_update_is_looked_at_in_each_step():
     weight = nn.Parameter(torch.ones(3))
     plain = torch.optim.AdamW([weight], 0.1, fused=False)
     watch = LossWatch(CPU, plain, every=10)
@@ -75,7 +73,7 @@ def test_an_optimiser_that_cannot_leave_out_an_update_is_looked_at_in_each_step(
 
 
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.10"), reason="older ones ask for the GPU that is faked")
-def test_until_a_look_nothing_of_the_device_is_read() -> None:
+def test_until_a_look_nothing_of_the_device_is_read():
     with Unread():
         optimiser = torch.optim.AdamW([nn.Parameter(torch.ones(3))], 0.1, fused=True)
         watch = LossWatch(torch.device("cuda"), optimiser, every=10)
@@ -90,7 +88,7 @@ def test_until_a_look_nothing_of_the_device_is_read() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_looked_at_late_is_the_same_to_the_last_bit(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_that_is_looked_at_late_is_the_same_to_the_last_bit(tmp_path, monkeypatch):
     train = {"steps": 5, "log_every": 3, "checkpoint_every": 4, "accumulate": 2, "ema": 0.5}
     config = tiny_config(SUM, optim={"clip_norm": 0.5}, train=train)
     aurank.train(config, tmp_path / "soon")

@@ -1,7 +1,6 @@
 """Data sets given from Python, tables as frames, images inside larger files, addresses: what they refuse, in a line."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,13 +40,13 @@ class Stream(IterableDataset[Any]):
         return iter(())
 
 
-def test_a_subset_has_the_labels_of_its_rows() -> None:
+def test_a_subset_has_the_labels_of_its_rows():
     manifest = from_dataset(Subset(Vision("train"), [19, 0]), test_fraction=0.5)
     assert [manifest.classes[label] for label in manifest.labels.tolist()] == ["c4", "c0"]
     assert manifest.split_sizes == {"train": 1, "test": 1}
 
 
-def test_an_array_of_one_number_is_a_label() -> None:
+def test_an_array_of_one_number_is_a_label():
     labels = (np.array([2]), torch.tensor([2]), np.array(2), 2)
     assert from_dataset([(GREY, label) for label in labels]).classes == ("2",)
 
@@ -67,12 +66,12 @@ def test_an_array_of_one_number_is_a_label() -> None:
         (Unsteady("train"), "reading image '0000000' twice gave different pixels; leave out the random transform"),
     ],
 )
-def test_what_is_no_data_set_is_refused_in_a_line(dataset: Any, said: str) -> None:
+def test_what_is_no_data_set_is_refused_in_a_line(dataset, said):
     with pytest.raises(UserError, match=said):
         from_dataset(dataset)
 
 
-def test_an_item_that_fails_is_named() -> None:
+def test_an_item_that_fails_is_named():
     def fails(image: np.ndarray) -> np.ndarray:
         raise OSError("the disk is on fire")
 
@@ -84,7 +83,7 @@ def test_an_item_that_fails_is_named() -> None:
         manifest.source.read_bytes("0000007")
 
 
-def test_a_named_label_comes_before_the_targets_of_a_data_set() -> None:
+def test_a_named_label_comes_before_the_targets_of_a_data_set():
     class WithTargets(list[Any]):
         targets = (0, 0)
 
@@ -93,13 +92,13 @@ def test_a_named_label_comes_before_the_targets_of_a_data_set() -> None:
     assert len({*from_dataset(given).labels}) == 1
 
 
-def test_keys_name_the_image_and_the_label_of_an_item() -> None:
+def test_keys_name_the_image_and_the_label_of_an_item():
     rows = [{"photo": GREY, "kind": "cat"}, {"photo": GREY, "kind": "dog"}]
     manifest = from_dataset(rows, image="photo", label="kind")
     assert manifest.classes == ("cat", "dog")
 
 
-def test_a_frame_is_read_as_the_table_that_it_is_written_to(tmp_path: Path) -> None:
+def test_a_frame_is_read_as_the_table_that_it_is_written_to(tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(columns(write_photos(tmp_path / "photos"))).astype({"label": "category"})
     frame["group"] = [None, *range(39)]
@@ -115,7 +114,7 @@ def test_a_frame_is_read_as_the_table_that_it_is_written_to(tmp_path: Path) -> N
         from_table("table.csv")
 
 
-def test_a_saved_data_set_has_the_bytes_that_its_library_reads(tmp_path: Path) -> None:
+def test_a_saved_data_set_has_the_bytes_that_its_library_reads(tmp_path):
     pytest.importorskip("datasets")
     given = {f"{split}": part for split, part in of_hugging_face().items()}
     for kind in ("arrow", "parquet"):
@@ -143,7 +142,7 @@ def test_a_saved_data_set_has_the_bytes_that_its_library_reads(tmp_path: Path) -
         read_hf(tmp_path, path="train.parquet")
 
 
-def test_shards_are_named_by_braces_and_labels_by_an_ending_or_a_key(tmp_path: Path) -> None:
+def test_shards_are_named_by_braces_and_labels_by_an_ending_or_a_key(tmp_path):
     tars(write_photos(tmp_path / "photos"), tmp_path)
     by_folder, by_key = read_webdataset(tmp_path), read_webdataset(tmp_path, label="json.name")
     by_pattern = read_webdataset(tmp_path, path="{train-00{0..4},test-00{5..9}}.tar")
@@ -168,7 +167,7 @@ def test_shards_are_named_by_braces_and_labels_by_an_ending_or_a_key(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["bad.tar", "bad.arrow", "bad.parquet"])
-def test_a_damaged_part_is_named(name: str, tmp_path: Path) -> None:
+def test_a_damaged_part_is_named(name, tmp_path):
     (tmp_path / name).write_bytes(b"nothing of the kind " * 50)
     reader = read_webdataset if name.endswith("tar") else read_hf
     with pytest.raises(UserError, match=rf"{name}: cannot be read as a \.\w+ file"):
@@ -178,7 +177,7 @@ def test_a_damaged_part_is_named(name: str, tmp_path: Path) -> None:
         reader(tmp_path)
 
 
-def test_an_image_cut_off_with_its_archive_is_named(tmp_path: Path) -> None:
+def test_an_image_cut_off_with_its_archive_is_named(tmp_path):
     add_to_tar(tmp_path / "train.tar", {"one.cls": b"cat", "one.jpg": b"no image"})
     manifest = read_webdataset(tmp_path)
     (tmp_path / "train.tar").unlink()

@@ -1,6 +1,5 @@
 """What a data set keeps of images with several labels."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from aurank.embedding.image_text_pairs import texts_of
 from aurank.errors import UserError
 
 
-def test_texts_go_by_one_label() -> None:
+def test_texts_go_by_one_label():
     manifest = listed([("a", "b"), ("c",)], texts=["one", "two"])
     with pytest.raises(UserError, match="sets has several labels for an image, and texts go by one"):
         texts_of(manifest)
@@ -31,7 +30,7 @@ def listed(labels: Any, **more: Any) -> Manifest:
     return build_manifest("sets", held_bytes(b""), paths=paths, labels=labels, splits=splits, **more)
 
 
-def test_rows_keep_their_labels_through_select_and_lose_them_with_labels_of_their_own() -> None:
+def test_rows_keep_their_labels_through_select_and_lose_them_with_labels_of_their_own():
     manifest = listed([("a", "b"), ("c",), ("b", "c"), ("c",), ("a",)])
     chosen = manifest.select([3, 2])
     assert chosen.classes == ("c", "b|c")
@@ -41,7 +40,7 @@ def test_rows_keep_their_labels_through_select_and_lose_them_with_labels_of_thei
     assert listed([("a", "b"), "c"]).class_sets.tolist() == listed([("a", "b"), ("c",)]).class_sets.tolist()
 
 
-def test_classes_that_share_a_label_are_held_out_together() -> None:
+def test_classes_that_share_a_label_are_held_out_together():
     names = [(f"{group}{one}", f"{group}{two}") for group in "abcdef" for one, two in ((0, 1), (1, 2), (2, 0))]
     manifest = listed(names * 2)
     held = manifest.split_validation(0.5, seed=0)
@@ -57,21 +56,21 @@ def test_classes_that_share_a_label_are_held_out_together() -> None:
     assert np.unique(with_texts.units("class", np.ones(4, bool)), return_inverse=True)[1].tolist() == [0, 1, 0, 2]
 
 
-def test_a_fraction_of_the_combinations_is_drawn_for_the_test() -> None:
+def test_a_fraction_of_the_combinations_is_drawn_for_the_test():
     labels = [("a", "b"), "c", ("b", "c"), ("a",)] * 3
     splits = draw_splits(labels, 0.5, seed=1)
     assert [*map(splits.count, ("train", "test"))] == [6, 6]
     assert len({*zip(splits, labels, strict=True)}) == len({*labels})  # each combination is in one split
 
 
-def test_a_label_that_another_combination_has_leaves_no_image_alone() -> None:
+def test_a_label_that_another_combination_has_leaves_no_image_alone():
     report = examine(listed([("a", "b"), ("b", "c"), ("d",)]), contents=False)
     lone = [finding for finding in report.findings if finding.check == "classes with one image in their split"]
     assert [finding.examples for finding in lone] == [("d in train",)]
     assert report.counts == {"images": 3, "labels": 4, "train images": 3, "train labels": 4}
 
 
-def test_saved_embeddings_keep_the_labels_in_a_file_and_in_parts(tmp_path: Path) -> None:
+def test_saved_embeddings_keep_the_labels_in_a_file_and_in_parts(tmp_path):
     manifest = listed([("a", "b"), ("c",), ("b", "c"), ("c",)], splits=["train", "test"] * 2)
     embedded = described(manifest, np.arange(4), np.eye(4, dtype=np.float32))
     embedded.save(tmp_path / "rows.npz")
