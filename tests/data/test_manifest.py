@@ -10,14 +10,9 @@ from aurank.data import ArraySource, Manifest, build_manifest
 
 
 def _manifest(**columns: object) -> Manifest:
-    return build_manifest(
-        "six",
-        ArraySource({str(row): pixels(row) for row in range(6)}),
-        paths=[str(row) for row in range(6)],
-        labels=["cat", "dog", "cat", "owl", "dog", "owl"],
-        splits=["train", "train", "train", "test", "train", "test"],
-        **columns,
-    )
+    images = {str(row): pixels(row) for row in range(6)}
+    labels, splits = ["cat", "dog", "cat", "owl", "dog", "owl"], ["train"] * 3 + ["test", "train", "test"]
+    return build_manifest("six", ArraySource(images), paths=[*images], labels=labels, splits=splits, **columns)
 
 
 def test_labels_count_the_classes_as_first_seen_and_lead_back_to_their_names():
@@ -34,15 +29,9 @@ def test_labels_count_the_classes_as_first_seen_and_lead_back_to_their_names():
 @given(names=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=30), data=st.data())
 def test_selected_rows_keep_their_names_and_have_contiguous_labels(names, data):
     count = len(names)
-    manifest = build_manifest(
-        "random",
-        ArraySource({}),
-        paths=[str(row) for row in range(count)],
-        labels=names,
-        splits=["test"] * count,
-        groups=list(range(count)),
-        texts=[f"text {row}" for row in range(count)],
-    )
+    columns = {"labels": names, "splits": ["test"] * count, "groups": list(range(count))}
+    paths, texts = ([f"{kind}{row}" for row in range(count)] for kind in ("", "text "))
+    manifest = build_manifest("random", ArraySource({}), paths=paths, texts=texts, **columns)
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     rows = np.flatnonzero(mask)
     for chosen in (manifest.select(mask), manifest.select(rows), manifest.select(rows.tolist())):
@@ -79,14 +68,8 @@ def _categorised(sizes: list[int]) -> Manifest:
     """Two images of each class, and so many classes of each super-category."""
     category = np.repeat(np.arange(len(sizes)), sizes)
     rows = np.repeat(np.arange(len(category)), 2)
-    return build_manifest(
-        "categorised",
-        ArraySource({}),
-        paths=[str(row) for row in range(len(rows))],
-        labels=[str(label) for label in rows],
-        splits=["train"] * len(rows),
-        super_labels=category[rows].tolist(),
-    )
+    columns = {"labels": [*map(str, rows)], "splits": ["train"] * len(rows), "super_labels": category[rows].tolist()}
+    return build_manifest("categorised", ArraySource({}), paths=[*map(str, range(len(rows)))], **columns)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -81,14 +81,9 @@ def test_images_that_cannot_be_read_are_left_out_with_all_their_texts(model):
 
 
 def test_test_rows_are_told_apart_by_what_training_has_seen():
-    manifest = build_manifest(
-        "groups",
-        ArraySource({}),
-        paths=[str(row) for row in range(6)],
-        labels=["cat", "owl", "cat", "cat", "dog", "owl"],
-        splits=["train"] * 2 + ["test"] * 4,
-        texts=["a cat", "an owl", "a cat", "one cat", "a dog", "one owl"],
-    )
+    rows = {"paths": [*"012345"], "labels": ["cat", "owl", "cat", "cat", "dog", "owl"]}
+    texts = ["a cat", "an owl", "a cat", "one cat", "a dog", "one owl"]
+    manifest = build_manifest("groups", ArraySource({}), **rows, splits=["train"] * 2 + ["test"] * 4, texts=texts)
     groups = groups_of(manifest.split("train"), manifest.split("test"))
     expected = {"seen_texts": [0], "new_texts": [1, 3], "new_classes": [2]}
     assert {name: rows.tolist() for name, rows in groups.items()} == expected

@@ -41,9 +41,7 @@ class Made(NamedTuple):
     pipeline: Pipeline
 
 
-def make(
-    pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", look: Any = None, **given: Any
-) -> Made:
+def make(pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", look=None, **given: Any) -> Made:
     config = ModelConfig(backbone=backbone, pretrained=False, dim=8, pooling=pooling, **given)  # type: ignore[arg-type]
     torch.manual_seed(0)
     encoder = Encoder(**encoder_arguments(config), channels=channels)

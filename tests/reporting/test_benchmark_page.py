@@ -31,21 +31,9 @@ VALIDATION = {"A": 0.9, "B & C": 0.6, "late": 0.5}
 
 def made_up(seeds: int = 3) -> list[dict[str, Any]]:
     """Lines of three methods in two folds: B is 0.2 above A; the last seed of "late" diverged in one fold."""
-    lines: list[dict[str, Any]] = [
-        {
-            "kind": "benchmark",
-            "config": "c",
-            "overrides": [],
-            "methods": {name: [] for name in GAINS},
-            "settings": {"one": [], "two": []},
-            "without_training": ["", "center"],
-            "reference": "A",
-            "trials": 2,
-            "choose_by": {"folds": 2, "by": "class"},
-            "seeds": seeds,
-            "units": 99,
-        }
-    ]
+    head: dict[str, Any] = {"kind": "benchmark", "config": "c", "overrides": [], "reference": "A", "seeds": seeds}
+    head |= {"methods": {name: [] for name in GAINS}, "settings": {"one": [], "two": []}, "units": 99}
+    lines = [head | {"without_training": ["", "center"], "trials": 2, "choose_by": {"folds": 2, "by": "class"}}]
     cost = {"seconds": 1, "processor_seconds": 1, "commit": "c0", "torch": "2", "device": "x", "threads": 1}
     for split, queries in CLASSES.items():
         lines.append({"kind": "split", "split": split, "classes": ["x", "y"][: len(queries)], "queries": queries})
@@ -127,9 +115,7 @@ def test_the_page_has_tables_pictures_and_what_ended_early():
     assert "<dd>28 seconds</dd>" in page  # of a second each
 
 
-def told_apart(
-    differences: dict[str, np.ndarray], interval: Callable[[np.ndarray, float], tuple[float, float]]
-) -> set[str]:
+def told_apart(differences: dict[str, np.ndarray], interval: Callable[..., tuple[float, float]]) -> set[str]:
     """Names whose interval excludes 0 at Holm's level: 5 % by how many are left, as long as some do."""
     apart: set[str] = set()
     while left := differences.keys() - apart:
@@ -188,10 +174,8 @@ def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0():
         lines = drawn(rng, methods=6, seeds=4)
         (block,) = blocks_of(lines)
         queries = np.concatenate([line["queries"] for line in lines if line["kind"] == "split"]).astype(float)
-        ap = {
-            name: np.concatenate([ap_of(lines, name, split) for split in CLASSES], axis=1)
-            for name in lines[0]["methods"]
-        }
+        names = lines[0]["methods"]
+        ap = {name: np.concatenate([ap_of(lines, name, split) for split in CLASSES], axis=1) for name in names}
         expected = expected_verdict({name: each - ap["A"] for name, each in ap.items() if name != "A"}, queries)
         text, names = verdict(block, "16 classes")
         assert {how: set(each) for how, each in names.items()} == expected

@@ -58,9 +58,7 @@ def test_a_training_tells_the_listener_how_far_it_is_and_the_logger_its_steps_an
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stages_now_and_then(
-    capsys, monkeypatch, terminal
-):
+def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stages(capsys, monkeypatch, terminal):
     now = [0.0]
     monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(drawing.progress_line, "next_time", drawing.QUIET)

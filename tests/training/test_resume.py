@@ -154,7 +154,7 @@ def test_a_checkpoint_that_is_gone_is_missed(images, out, gone, there):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_measured_again_on_moved_images_and_not_on_others_under_their_names(
+def test_a_finished_run_is_measured_again_on_moved_images_and_not_on_others_of_their_names(
     images, out, tmp_path, whole
 ):
     shutil.copytree(images, tmp_path / "moved", copy_function=shutil.copyfile)

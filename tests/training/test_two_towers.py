@@ -149,12 +149,8 @@ def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(root, tmp_
 
 
 @pytest.mark.slow
-def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
-    root,
-    tmp_path,
-    trained,
-    monkeypatch,
-    capsys,
+def test_the_command_pairs_measures_as_training_did_and_classifies_by_names(
+    root, tmp_path, trained, monkeypatch, capsys
 ):
     out, result = trained
     monkeypatch.setenv("AURANK_CACHE", str(tmp_path / "cache"))

@@ -13,7 +13,7 @@ from aurank.data.checks.findings import write_table
 from aurank.data.readers.benchmarks import read_roxford
 from aurank.data.transforms.standard import Resize
 from aurank.embedding.embed import embed_pixels
-from aurank.embedding.embedded import Embedded
+from aurank.embedding.embedded import Embedded, described
 from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError
 
@@ -307,16 +307,9 @@ def _listed(difficulty, column):
     return [(row, one - 1) for row, found in enumerate(judged) for kind in kinds for one in found[kind]]
 
 
-def _embedded(manifest, order=slice(None)):
-    count = len(manifest)
-    whole = Embedded(
-        np.random.default_rng(1).normal(size=(count, 6)).astype(np.float32),
-        *(manifest.labels, np.arange(count), np.array(manifest.paths), manifest.is_query, manifest.is_gallery),
-        groups=np.full(count, -1),
-        positives=manifest.positives,
-        ignored=manifest.ignored,
-    )
-    return whole.select(np.arange(count)[order])
+def _embedded(manifest):
+    rows = np.random.default_rng(1).normal(size=(len(manifest), 6)).astype(np.float32)
+    return described(manifest, np.arange(len(manifest)), rows)
 
 
 @pytest.mark.parametrize("difficulty", SOUGHT)
