@@ -69,11 +69,6 @@ TABLES: dict[str, Any] = {
         ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", RANKED),
         ("minus SupCon", "omniglot_parameters", PCA, "minus SupCon", CLASSES),
     ),
-    "prior": (
-        ("π", ()),
-        ("mAUPRC", "soprc_prior", PCA, "mAUPRC", SEEDS),
-        ("minus the first", "soprc_prior", PCA, "minus π 0.1 for the largest class", BOTH),
-    ),
     "Table 1": (
         ("loss", ()),
         ("mAUPRC", "omniglot_losses", "", "mAUPRC", (*SEEDS, 4)),
@@ -84,6 +79,16 @@ TABLES: dict[str, Any] = {
         ("mAUPRC", "soprc_parts", "", "mAUPRC", (*SEEDS, 4)),
         ("minus none", "soprc_parts", "", "minus none", BOTH),
     ),
+    "Fig. 2": (
+        ("batch", ()),
+        ("mAUPRC", "soprc_batches", "", "mAUPRC", (*SEEDS, 4)),
+        ("minus 112", "soprc_batches", "", "minus 112", BOTH),
+    ),
+    "batches": (
+        ("loss", ()),
+        *((size, "contrastive_batches", size, "mAUPRC", (*SEEDS, 4)) for size in ("batch 16", "batch 64", "batch 256")),
+    ),
+    "emoji": (("loss", ()), *((name, "emoji_finetuned", "", name, parts) for name, parts in TRAINED)),
     "fine-tuning": (("training", ()), *((name, "grocery_recipe", "", name, parts) for name, parts in TRAINED)),
     "teacher": (("training", ()), *((name, "grocery_teacher", "", name, parts) for name, parts in TRAINED)),
     "upgrade": (

@@ -115,7 +115,9 @@ def compare(
     won, lost = (np.argsort(-gain, kind="stable")[: max(0, min(most, (gain > 0).sum()))] for gain in (change, -change))
     order = np.concatenate([won, lost])
     facts = {name: report_a.per_query[name] for name in FACTS if name in report_a.per_query}
-    bounds = 2 * beyond / (resamples + 1), 2 * 0.5**changed
+    bounds = 2 * beyond / (resamples + 1), 2 * 0.5 ** int(changed)
+    is_of_few = bounds[0] < bounds[1]
+    floor = f"; of {changed:,} that changed no p is below {min(1, bounds[1]):.2g}" * is_of_few
     return Comparison(
         metric=metric,
         a=first,
@@ -127,8 +129,8 @@ def compare(
         num_better=int((change > 0).sum()),
         num_worse=int((change < 0).sum()),
         changed={name: values[order] for name, values in {**facts, "a": a, "b": b, "difference": change}.items()},
-        how=resampling.how(unit, len(units.label)),
-        is_least=bool(beyond == 1 and bounds[0] >= bounds[1]),
+        how=resampling.how(unit, len(units.label)) + floor,
+        is_least=beyond == 1 and not is_of_few,
     )
 
 

@@ -64,6 +64,7 @@ class ProbeResult:
         spread |= {name: " [{:.4f}, {:.4f}]".format(*interval) for name, interval in self.intervals.items()}
         lines = [f"{name:<4}  {value:.4f}{spread.get(name, '')}" for name, value in self.metrics.items()]
         counts = f"{self.num_test:,} test rows, {self.num_train:,} training rows, {self.num_classes:,} classes"
+        counts += " an episode" * (self.design == "episodes")
         seeds = f", seeds {', '.join(map(str, self.seeds))}" if self.seeds else ""
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         return "\n".join([self.protocol, *lines, f"{counts}; {self.design}{seeds}", settings, *self.notes])
@@ -247,7 +248,8 @@ def few_shot(
     Args:
         embeddings, labels: [row, dim] and integers [row].
         within: integers [row]: the super-category, −1 for none, in which each episode draws its classes.
-        groups: integers [row]: the camera, −1 for none; shots are of one, the rows to classify of another.
+        groups: integers [row]: the camera, −1 for none; shots are of one, the rows to classify of another. All pairs of
+            cameras that can be drawn, in all super-categories, are equally likely.
         episodes: drawn by each seed, each with one more row of each class to classify; a tie is wrong.
 
     Source: SimpleShot (L2N) of Wang et al., 2019, https://arxiv.org/abs/1911.04623.

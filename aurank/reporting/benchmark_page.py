@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from aurank.evaluation.bootstrap import FEW
 from aurank.evaluation.compare import holm
 from aurank.evaluation.significance import Answer, SeedsAndClasses, over_seeds, rank_correlation, rank_over_classes
 from aurank.files import checked, reading, require_ordinary
@@ -27,8 +28,8 @@ LINES, _LINES = "lines.jsonl", "the lines of a benchmark"
 Rate = Annotated[float, Field(ge=0, le=1)]
 _OPEN: Any = {"extra": "allow", "allow_inf_nan": False}  # other versions write other entries too
 _HEAD = (
-    *("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes"),
-    *("mean rank", "test rank", "validation rank", "chosen", "seeds"),
+    *("mAUPRC", "test rank", "validation rank", "Recall@1"),
+    *("minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds"),
 )
 ALPHA = 0.05
 _NOTE = (
@@ -185,7 +186,9 @@ def _block(
     remarks = []
     if reference not in tests:  # all its seeds may have diverged
         remarks.append(f"The reference {reference} has no result here, so there are no differences from it.")
-    if len(trained) > 1 and (num_classes := len(chances.queries)) > 1:
+    if (num_classes := len(chances.queries)) < FEW:
+        remarks.append(f"Of so few classes as {num_classes} the intervals come out too narrow.")
+    if len(trained) > 1 and num_classes > 1:
         means, critical, p_value = rank_over_classes(np.stack([*trained.values()]))
         mean_ranks = dict(zip(trained, means, strict=True))
         friedman = "" if p_value is None else f"; Friedman's test: p = {p_value:.2g}"
@@ -272,7 +275,7 @@ def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
         ranks = ("", "") if row.ranks is None else map(str, row.ranks)
         seeds = f"{row.seeds or ''}{f' ({row.diverged} diverged)' if row.diverged else ''}"
         recall = Answer(*row.recall, None, None, None)
-        cells = [row.name, _number(row.mauprc), _number(recall), beside, *p_values, mean_rank, *ranks, row.chosen]
+        cells = [row.name, _number(row.mauprc), *ranks, _number(recall), beside, *p_values, mean_rank, row.chosen]
         rows.append([*cells, seeds])
     head = [block.setting or "method", *(name.format(block.reference) for name in _HEAD)]
     shown = [column for column in range(len(head)) if any(row[column] for row in rows)]

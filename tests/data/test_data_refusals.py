@@ -46,6 +46,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
     ("call", "named"),
     [
         (lambda: PKSampler(EIGHT, 16, per_class=5), "sampler.params.per_class"),
+        (lambda: PKSampler(EIGHT[3:9], 16, remainder="drop"), "remainder=drop leaves 1 of 3 classes"),
         (lambda: PKSampler(EIGHT, 7), "batch must be at least 2 × per_class = 8"),
         (lambda: PKSampler(NONE, 16), "the training set has 0 classes"),
         (lambda: PKSampler(EIGHT, 16, per_class=1), "per_class must be at least 2"),

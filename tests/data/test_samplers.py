@@ -165,7 +165,7 @@ def test_every_image_is_seen_exactly_once_an_epoch_when_sizes_allow(name, count,
 @settings(max_examples=15, deadline=None)
 @given(sizes=st.lists(st.integers(1, 13), min_size=4, max_size=40), per_class=st.integers(2, 5), seed=st.integers(0, 3))
 def test_a_class_has_exactly_per_class_images_where_remainders_are_repeated_or_dropped(name, sizes, per_class, seed):
-    labels = shuffled_labels([per_class, *sizes])
+    labels = shuffled_labels([per_class, per_class, *sizes])
     for remainder, most in (("repeat", 13 * per_class), ("drop", 1)):
         sampler = make(name, labels, 4 * per_class, per_class=per_class, remainder=remainder, seed=seed)
         batches = sampler.epoch(1)
