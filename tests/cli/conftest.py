@@ -9,9 +9,7 @@ from testing.processes import Shell
 
 
 @pytest.fixture
-def aurank(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
-) -> Shell:
+def aurank(monkeypatch, capsys, tmp_path_factory) -> Shell:
     """Commands as typed, on a wide terminal, with a cache of embeddings of the test's own."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("AURANK_CACHE", str(tmp_path_factory.mktemp("cache")))

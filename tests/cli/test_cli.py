@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from testing.configs import read_yaml
-from testing.processes import Shell
 from testing.runs import tiny_config
 from testing.trees import write_tree
 
@@ -23,9 +22,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_train_evaluate_and_embed_from_the_command_line(
-    aurank: Shell, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_evaluate_and_embed_from_the_command_line(aurank, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "runs" / "tiny"  # by default
     output, _ = aurank.done("train", config, "train.steps=3")
@@ -56,7 +53,7 @@ def test_train_evaluate_and_embed_from_the_command_line(
 
 
 @pytest.mark.slow
-def test_images_left_out_are_counted_and_named_in_what_is_printed(aurank: Shell, tiny_run: Path, place: Path) -> None:
+def test_images_left_out_are_counted_and_named_in_what_is_printed(aurank, tiny_run, place):
     common = ["--model", f"aurank:{tiny_run}/best", "--data", "folder:photos"]
     common += ["data.odd_classes=keep", "data.on_error=skip", "data.workers=2", "data.cache=0"]
     output, _ = aurank.done("evaluate", *common, "--out", "measured")
@@ -73,9 +70,7 @@ def test_images_left_out_are_counted_and_named_in_what_is_printed(aurank: Shell,
 
 
 @pytest.mark.slow
-def test_dry_run_prints_sizes_and_writes_nothing(
-    aurank: Shell, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_prints_sizes_and_writes_nothing(aurank, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output, _ = aurank.done("train", config, "--dry-run")
     assert all(word in output for word in ("train", "validation", "test", "parameters", "GiB", "loss"))
@@ -84,16 +79,14 @@ def test_dry_run_prints_sizes_and_writes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default:rho=5 ", "default:sampler.name=")
-def test_warnings_of_aurank_are_notices(aurank: Shell, config: Path) -> None:
+def test_warnings_of_aurank_are_notices(aurank, config):
     loss = "loss={name: isogclr, params: {rho: 5, temperature: 0.3}}"
     _, said = aurank.done("train", config, "sampler.name=shuffled", loss, "--dry-run")
-    assert [line[:36] for line in said.splitlines()] == [
-        "sampler.name=shuffled leaves out the",
-        "rho=5 is not below log(15) = 2.71, t",
-    ]
+    begun = ["sampler.name=shuffled leaves out the", "rho=5 is not below log(15) = 2.71, t"]
+    assert [line[:36] for line in said.splitlines()] == begun
 
 
-def test_config_prints_what_a_run_would_use(aurank: Shell, config: Path) -> None:
+def test_config_prints_what_a_run_would_use(aurank, config):
     output, _ = aurank.done("config", config, "optim.lr=0.5")
     assert read_yaml(output)["optim"]["lr"] == 0.5
     code, output, complaint = aurank("config", config, "optim.lrr=0.5", "loss.params.tua1=3")
@@ -104,9 +97,7 @@ def test_config_prints_what_a_run_would_use(aurank: Shell, config: Path) -> None
     assert "loss.params.tua1" in complaint
 
 
-def test_shipped_configurations_are_listed_and_copied_without_their_results(
-    aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_configurations_are_listed_and_copied_without_their_results(aurank, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output, _ = aurank.done("ls")
     assert all(name in output for name in shipped_configs())
@@ -124,9 +115,7 @@ def test_shipped_configurations_are_listed_and_copied_without_their_results(
         Path("mine.yaml").unlink()
 
 
-def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
-    aurank: Shell, config: Path, tmp_path: Path
-) -> None:
+def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(aurank, config, tmp_path):
     write_tree(tmp_path / "photos", [f"{number}.png" for number in range(4)], height=20, width=20)
     overrides = ["data.train_labels=image", "data.views=2", "sampler={name: shuffled, batch: 4}"]
     code, output, _ = aurank("doctor", config, "data.name=unlabelled", f"data.root={tmp_path / 'photos'}", *overrides)
@@ -141,14 +130,12 @@ def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
     assert "no two of the 4 images of photos have one label: measuring needs images with labels" in complaint
 
 
-def test_the_version_is_told(aurank: Shell) -> None:
+def test_the_version_is_told(aurank):
     assert aurank("--version") == (0, f"aurank {__version__}\n", "")
 
 
 @pytest.mark.slow
-def test_a_configuration_named_by_data_says_how_it_is_measured(
-    aurank: Shell, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_named_by_data_says_how_it_is_measured(aurank, place, monkeypatch):
     monkeypatch.chdir(place)
     section = {"name": "folder", "params": {"path": "photos"}, "root": ".", "odd_classes": "keep"}
     Path("mine.yaml").write_text(json.dumps(tiny_config() | {"data": section, "evaluate": {"recall_at": [1, 3]}}))
@@ -159,9 +146,7 @@ def test_a_configuration_named_by_data_says_how_it_is_measured(
         assert {name.partition("@")[2] for name in metrics if name.startswith("recall@")} == cuts
 
 
-def test_lines_of_progress_tell_the_time_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_progress_tell_the_time_left(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
     with drawing.draw_training() as listen:

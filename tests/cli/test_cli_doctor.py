@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.processes import Shell
 from testing.trees import pixels
 
 from aurank.data.checks.findings import FIXES
@@ -26,7 +25,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_cleaned_table_is_sound_and_a_page_is_written(place: Path, aurank: Shell) -> None:
+def test_a_cleaned_table_is_sound_and_a_page_is_written(place, aurank):
     code, output, _ = aurank("doctor", "folder:photos", "--html", "doctor.html", *FIXED)
     assert code == 1
     assert "same image under two classes: 1 (class0/0.png = class3/7.png)" in output
@@ -40,20 +39,20 @@ def test_a_cleaned_table_is_sound_and_a_page_is_written(place: Path, aurank: She
     assert "same image" not in output
 
 
-def test_its_help_lists_what_a_table_can_leave_out(aurank: Shell) -> None:
+def test_its_help_lists_what_a_table_can_leave_out(aurank):
     text = aurank("doctor", "--help")[1].partition("--fix TEXT")[2].partition("  --negatives PATH")[0]
     words = re.findall(r"[\w-]+", re.sub(r"-\s+", "-", text))  # a line may end within a name
     assert set(FIXES) <= set(words)
 
 
-def test_a_name_that_no_table_holds_is_told(place: Path, aurank: Shell) -> None:
+def test_a_name_that_no_table_holds_is_told(place, aurank):
     (photo,) = list((place / "photos").rglob("*.png"))[:1]
     photo.rename(os.fsdecode(os.fsencode(photo.parent) + b"/\xff.png"))
     assert "\\udcff.png" in aurank.refused("doctor", "folder:photos", "--fix", "repeats", "--out", "clean.csv")
     assert not (place / "clean.csv").exists()
 
 
-def test_doctor_ends_with_exit_code_2_where_images_are_broken(aurank: Shell, tmp_path: Path) -> None:
+def test_doctor_ends_with_exit_code_2_where_images_are_broken(aurank, tmp_path):
     for name in ("train/a/1.png", "test/b/1.png"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(b"no image")

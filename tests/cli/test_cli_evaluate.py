@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from testing.processes import Shell
 
 from aurank.evaluation import PostProcessing, Report
 
-TIMM = (
-    *("evaluate", "--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos", "--recall-at", "1,3"),
-    "data.odd_classes=keep",
-)
+PHOTOS = ("--data", "folder:photos", "--recall-at", "1,3", "data.odd_classes=keep")
+TIMM = ("evaluate", "--model", "timm:test_resnet,pretrained=false", *PHOTOS)
 ROWS = ("evaluate", "--model", "embeddings:rows.npz", "--out")
 CHANCE = np.random.default_rng(1)
 LABELS = np.arange(60) % 6
@@ -37,7 +34,7 @@ def report_of(name: str) -> Report:
 
 
 @pytest.mark.slow
-def test_a_timm_model_is_measured_twice_and_embedded_once(place: Path, aurank: Shell) -> None:
+def test_a_timm_model_is_measured_twice_and_embedded_once(place, aurank):
     code, first, said = aurank(*TIMM, "--out", "one")
     assert (code, said) == (0, "")
     names = sorted(path.name for path in (place / "one").iterdir())
@@ -63,9 +60,7 @@ def test_a_timm_model_is_measured_twice_and_embedded_once(place: Path, aurank: S
 
 
 @pytest.mark.slow
-def test_a_result_is_replaced_by_its_own_command_or_when_asked_for(
-    rows: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_is_replaced_by_its_own_command_or_when_asked_for(rows, aurank, monkeypatch):
     other = ("evaluate", "--model", "embeddings:train.npz", "--out", "out")
     assert [aurank(*ROWS, "out")[0] for _ in range(2)] == [0, 0]
     before = (rows / "out" / "report.json").read_bytes()
@@ -84,7 +79,7 @@ def test_a_result_is_replaced_by_its_own_command_or_when_asked_for(
 
 
 @pytest.mark.slow
-def test_a_page_with_intervals_is_written_unless_it_is_switched_off(rows: Path, aurank: Shell) -> None:
+def test_a_page_with_intervals_is_written_unless_it_is_switched_off(rows, aurank):
     seeded = ("--intervals", 200, "--seed", 3)
     for words, resamples, lists in (((), 1000, 10), (seeded, 200, 10), (("--no-report",), 0, 0)):
         output, _ = aurank.done(*ROWS, "out", "--overwrite", *words)
@@ -105,7 +100,7 @@ def test_a_page_with_intervals_is_written_unless_it_is_switched_off(rows: Path, 
 
 
 @pytest.mark.slow
-def test_what_a_page_or_an_interval_lacks_does_not_lose_the_numbers(rows: Path, aurank: Shell) -> None:
+def test_what_a_page_or_an_interval_lacks_does_not_lose_the_numbers(rows, aurank):
     complaint = aurank.refused(*ROWS, "measured", "--show-class", "9", "--neighbors", "3")
     assert "no query of class '9' was measured" in complaint
     assert report_of("measured").neighbours is not None
@@ -116,7 +111,7 @@ def test_what_a_page_or_an_interval_lacks_does_not_lose_the_numbers(rows: Path, 
 
 
 @pytest.mark.slow
-def test_steps_are_measured_beside_plain_numbers_and_kept(rows: Path, aurank: Shell) -> None:
+def test_steps_are_measured_beside_plain_numbers_and_kept(rows, aurank):
     steps = "center, whiten:dim=4, k_reciprocal:k1=5,k2=2"
     said, _ = aurank.done(*ROWS, "out", "--postprocess", steps, "--fit-on", "train.npz")
     report = report_of("out")
@@ -132,7 +127,7 @@ def test_steps_are_measured_beside_plain_numbers_and_kept(rows: Path, aurank: Sh
     assert "\x1b" not in aurank.refused(*ROWS, "red", "--postprocess", "\x1b[31mred")
 
 
-def test_an_incomplete_data_set_ends_with_2_and_says_what_is_missing(place: Path, aurank: Shell) -> None:
+def test_an_incomplete_data_set_ends_with_2_and_says_what_is_missing(place, aurank):
     code, output, _ = aurank("data", "check", "sop", "--root", place)
     assert code == 2
     assert "Stanford Online Products" in output
@@ -140,7 +135,7 @@ def test_an_incomplete_data_set_ends_with_2_and_says_what_is_missing(place: Path
 
 
 @pytest.mark.slow
-def test_ones_own_function_needs_leave(place: Path, aurank: Shell) -> None:
+def test_ones_own_function_needs_leave(place, aurank):
     (place / "own_model.py").write_text("import torch\ndef build():\n    return torch.nn.AdaptiveAvgPool2d(1)\n")
     command: tuple[Any, ...] = ("evaluate", "--model", "python:own_model:build", *TIMM[3:], "--out", "x")
     complaint = aurank.refused(*command)
@@ -151,7 +146,7 @@ def test_ones_own_function_needs_leave(place: Path, aurank: Shell) -> None:
 
 
 @pytest.mark.parametrize("command", ["evaluate", "embed", "probe"])
-def test_what_is_refused_while_embedding_leaves_no_folder(place: Path, aurank: Shell, command: str) -> None:
+def test_what_is_refused_while_embedding_leaves_no_folder(place, aurank, command):
     (place / "photos" / "a" / "0.png").write_bytes(b"no image")
     out = "new/x.npz" if command == "embed" else "new/x"
     assert "0.png" in aurank.refused(command, *TIMM[1:5], "data.odd_classes=keep", "--out", out, "--no-cache")

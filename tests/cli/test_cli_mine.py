@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from testing.processes import Shell
 
 from aurank.data import HardNegativeSampler
 from aurank.data.checks.negatives import mined_neighbours, read_negatives, write_negatives
@@ -57,7 +56,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_is_mined_is_written_looked_at_cleaned_and_trained_with(place: Path, aurank: Shell) -> None:
+def test_what_is_mined_is_written_looked_at_cleaned_and_trained_with(place, aurank):
     output, _ = aurank.done("mine", "--model", "embeddings:rows.npz", "--out", "mined")
     assert output.startswith("hard negatives of rows.npz: 24 images, 4 classes, 240 pairs\n")
     assert "images near another class: 1 (train/blue/5.png: labelled blue, looks like red)" in output
@@ -87,7 +86,7 @@ def test_what_is_mined_is_written_looked_at_cleaned_and_trained_with(place: Path
     assert (place / "run/best.safetensors").exists()
 
 
-def test_images_are_embedded_and_shown_on_the_page_those_for_training_by_default(place: Path, aurank: Shell) -> None:
+def test_images_are_embedded_and_shown_on_the_page_those_for_training_by_default(place, aurank):
     model = ("--model", "timm:test_vit,pretrained=false", "--data", "folder:photos", "--out", "mined")
     output, _ = aurank.done("mine", *model, "--per-query", "2")
     assert output.startswith("hard negatives of photos: 24 images, 4 classes, 48 pairs")
@@ -99,16 +98,14 @@ def test_images_are_embedded_and_shown_on_the_page_those_for_training_by_default
     assert "24 images, 4 classes, 24 pairs" in output
 
 
-def test_a_margin_leaves_out_negatives_that_are_easy(place: Path, aurank: Shell) -> None:
+def test_a_margin_leaves_out_negatives_that_are_easy(place, aurank):
     aurank("mine", "--model", "embeddings:rows.npz", "--out", "all")
     aurank("mine", "--model", "embeddings:rows.npz", "--out", "some", "--margin", "0.05")
     every, some = (read_negatives(Path(name, "negatives.parquet"))["margin"] for name in ("all", "some"))
     assert 0 < len(some) == int((every < 0.05).sum()) < len(every)
 
 
-def test_batches_hold_the_classes_of_mined_pairs_without_suspect_ones_and_state_is_kept(
-    place: Path, aurank: Shell
-) -> None:
+def test_batches_hold_the_classes_of_mined_pairs_without_suspect_ones_and_state_is_kept(place, aurank):
     aurank("mine", "--model", "embeddings:rows.npz", "--out", "mined", "--per-query", "3")
     names = [f"train/{name}/{number}.png" for name in sorted(COLOURS) for number in range(6)]
     labels = np.repeat(np.arange(4), 6)  # blue, red, rose, sky
@@ -129,7 +126,7 @@ def test_batches_hold_the_classes_of_mined_pairs_without_suspect_ones_and_state_
         mined_neighbours(table, ["x", "y"])
 
 
-def test_names_that_are_no_text_are_kept(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_kept(tmp_path):
     paths = [os.fsdecode(b"\xff.png"), "=b.png"]
     table = {"query": paths, "negative": paths[::-1], "query_label": ["a", "ß"], "negative_label": ["ß", "a"]}
     write_negatives({**table, "margin": [0.5, 0.25], "is_suspect": [False, False]}, tmp_path / "pairs.parquet")
@@ -139,20 +136,20 @@ def test_names_that_are_no_text_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no.parquet", "none.parquet"])
-def test_training_names_the_table_that_it_cannot_read(name: str, place: Path, aurank: Shell) -> None:
+def test_training_names_the_table_that_it_cannot_read(name, place, aurank):
     Path("no.parquet").write_bytes(b"no")
     assert name in aurank.refused("train", "config.yaml", f"sampler.params.negatives={name}", "--out", "run")
 
 
 @pytest.mark.parametrize("changes", [{"is_suspect": ["x", "y"]}, {"margin": ["a", "b"]}])
-def test_a_table_of_other_columns_is_one_line(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_table_of_other_columns_is_one_line(changes, tmp_path):
     table = {"query": ["a", "b"], "negative": ["b", "a"], "query_label": ["x", "y"], "negative_label": ["y", "x"]}
     write_negatives({**table, "margin": [0.5, 0.25], "is_suspect": [False, True], **changes}, tmp_path / "n.parquet")
     with pytest.raises(UserError, match=r"n\.parquet: cannot be read as a table of hard negatives"):
         read_negatives(tmp_path / "n.parquet")
 
 
-def test_images_to_label_are_chosen_beside_labelled_ones(place: Path, aurank: Shell) -> None:
+def test_images_to_label_are_chosen_beside_labelled_ones(place, aurank):
     saved = dict(np.load("rows.npz"))
     red, blue = (np.flatnonzero(saved["labels"] == label)[:3] for label in (0, 2))
     labelled = {name: saved[name][[*red, *blue]] for name in ("embeddings", "labels", "paths")}
@@ -175,13 +172,12 @@ def test_images_to_label_are_chosen_beside_labelled_ones(place: Path, aurank: Sh
     assert margins == sorted(margins)
 
 
-def test_images_without_labels_are_chosen_and_what_lacks_labels_is_refused(place: Path, aurank: Shell) -> None:
+def test_images_without_labels_are_chosen_and_what_lacks_labels_is_refused(place, aurank):
     model = ("--model", "timm:test_vit,pretrained=false", "--data", "unlabelled:photos", "--out", "chosen")
     output, _ = aurank.done("mine", *model, "--select", "5")
     assert output.startswith("5 of 30 images of photos, diverse: ")
-    assert "--by uncertain needs --labelled FILE" in aurank.refused(
-        "mine", *model, "--select", "5", "--by", "uncertain"
-    )
+    complaint = aurank.refused("mine", *model, "--select", "5", "--by", "uncertain")
+    assert "--by uncertain needs --labelled FILE" in complaint
     assert "--labelled needs --select" in aurank.refused("mine", *model, "--labelled", "rows.npz")
     np.savez("wide.npz", embeddings=np.eye(4), labels=[0, 0, 1, 1])
     np.savez("zero.npz", embeddings=np.eye(3)[[0, 1, 1]] * [[1], [0], [1]], labels=[0, 0, 1])

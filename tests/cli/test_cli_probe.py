@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from testing.processes import Shell
 
 from aurank.evaluation import few_shot, probes
 
@@ -18,7 +18,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place: Path, aurank: Shell) -> None:
+def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place, aurank):
     assert aurank("embed", *PROBE[1:], "--data", "folder:photos", "--out", "x.npz")[0] == 0
     output, said = aurank.done(*PROBE, "--data", "folder:photos", "--out", "probed", "--seeds", "4,5")
     assert said.startswith("read 8 embeddings from the cache")
@@ -31,13 +31,8 @@ def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place: Path,
         assert result["notes"][-1].startswith("model timm:test_resnet,pretrained=false; 8 images of photos, manifest ")
 
 
-def test_a_probe_that_is_stopped_keeps_and_has_printed_what_was_done(
-    place: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(probes, "_strength_search", stopped)
+def test_a_probe_that_is_stopped_keeps_and_has_printed_what_was_done(place, aurank, monkeypatch):
+    monkeypatch.setattr(probes, "_strength_search", Mock(side_effect=KeyboardInterrupt))
     code, output, _ = aurank(*PROBE, "--data", "folder:photos", "--out", "probed")
     assert code == 130
     assert output.startswith("knn\ntop1")
@@ -56,7 +51,7 @@ def split_photos(place: Path, train: str, test: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_probe_trains_on_the_training_split_where_it_has_the_classes(place: Path, aurank: Shell) -> None:
+def test_a_probe_trains_on_the_training_split_where_it_has_the_classes(place, aurank):
     split_photos(place, train="abc", test="bc")
     command = (*PROBE, "--data", "folder:split", "--out", "probed")
     assert aurank(*command, "--k", "3", "--seeds", "1")[0] == 0
@@ -68,7 +63,7 @@ def test_a_probe_trains_on_the_training_split_where_it_has_the_classes(place: Pa
 
 
 @pytest.mark.slow
-def test_the_classes_of_both_splits_are_told_apart_by_name(place: Path, aurank: Shell) -> None:
+def test_the_classes_of_both_splits_are_told_apart_by_name(place, aurank):
     split_photos(place, train="cb", test="bd")
     saved = {}
     for split, rows in (("train", 6), ("test", 2)):
@@ -87,13 +82,12 @@ def test_the_classes_of_both_splits_are_told_apart_by_name(place: Path, aurank: 
     assert result["metrics"]["1nn"] == float(nearest < 3)
 
 
-def test_saved_embeddings_are_probed_by_halves(place: Path, aurank: Shell) -> None:
+def test_saved_embeddings_are_probed_by_halves(place, aurank):
     rows = np.random.default_rng(0).normal(size=(30, 4))
     np.save(place / "rows.npy", rows)
     np.save(place / "labels.npy", np.arange(30) % 3)
-    output, _ = aurank.done(
-        "probe", "--model", "embeddings:rows.npy", "--labels", "labels.npy", "--out", "x", "--protocol", "knn"
-    )
+    command = ("probe", "--model", "embeddings:rows.npy", "--labels", "labels.npy", "--out", "x")
+    output, _ = aurank.done(*command, "--protocol", "knn")
     assert output.startswith("knn\ntop1")
     assert read(place / "x" / "knn.json")["seeds"] == [0, 1, 2]
     np.savez(place / "halves.npz", embeddings=rows, labels=np.arange(30) / 2)
@@ -102,7 +96,7 @@ def test_saved_embeddings_are_probed_by_halves(place: Path, aurank: Shell) -> No
     assert "holds no array 'labels'" in aurank.refused("probe", "--model", "embeddings:rows.npy", "--out", "y")
 
 
-def test_the_drawers_of_omniglot_are_told_by_the_names_of_files(place: Path, aurank: Shell) -> None:
+def test_the_drawers_of_omniglot_are_told_by_the_names_of_files(place, aurank):
     labels, alphabets, drawers = np.repeat(np.arange(40), 3), np.repeat([4, 5], 60), np.tile([1, 2, 3], 40)
     rows = np.random.default_rng(0).normal(size=(120, 4)) + np.random.default_rng(1).normal(size=(40, 4))[labels]
     paths = [f"a/{label}/{label:04}_{drawer:02}.png" for label, drawer in zip(labels, drawers, strict=True)]
@@ -114,16 +108,12 @@ def test_the_drawers_of_omniglot_are_told_by_the_names_of_files(place: Path, aur
         expected = few_shot(rows, labels, **columns, episodes=50, seeds=[1, 2])
         result = read(place / "x" / f"{name}.json")
         assert (result["protocol"], result["per_seed"]) == (name, expected.per_seed)
-        assert (
-            "{}\naccuracy  {:.4f} [{:.4f}, {:.4f}]".format(
-                name, expected.metrics["accuracy"], *expected.intervals["accuracy"]
-            )
-            in output
-        )
+        low, high = expected.intervals["accuracy"]
+        assert f"{name}\naccuracy  {expected.metrics['accuracy']:.4f} [{low:.4f}, {high:.4f}]" in output
     assert output.count("\nknn\n") == 1
 
 
-def test_of_classes_of_two_images_the_neighbours_alone_are_probed(place: Path, aurank: Shell) -> None:
+def test_of_classes_of_two_images_the_neighbours_alone_are_probed(place, aurank):
     rows = np.random.default_rng(0).normal(size=(12, 4))
     np.savez(place / "pairs.npz", embeddings=rows, labels=np.arange(12) // 2)
     command = ("probe", "--model", "embeddings:pairs.npz", "--out", "x")

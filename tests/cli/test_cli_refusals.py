@@ -1,15 +1,23 @@
 """What cannot be meant: exit code 2, one line that names it, nothing written."""
 
+import json
+import os
 import shlex
 import shutil
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from testing.galleries import small_index, write_photos
-from testing.processes import Shell
+from testing.galleries import MODEL, small_index, write_photos
 
+from aurank.commands.prepare import prepare_data
+from aurank.data.prepared import IMAGES
 from aurank.evaluation import evaluate
+from aurank.evaluation.postprocessing import PostProcessing
+from aurank.files import claimed, content_sha256
 
 TIMM = "evaluate --model timm:test_resnet,pretrained=false --out x"
 SAVED = "evaluate --model embeddings:rows.npz --out x"
@@ -110,9 +118,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_what_cannot_be_meant_is_one_line_and_writes_nothing(
-    place: Path, files: Path, aurank: Shell, command: str
-) -> None:
+def test_what_cannot_be_meant_is_one_line_and_writes_nothing(place, files, aurank, command):
     shutil.copytree(files, place, dirs_exist_ok=True)
     before = {path.relative_to(place) for path in place.rglob("*")}
     code, output, complaint = aurank(*shlex.split(command))
@@ -120,3 +126,92 @@ def test_what_cannot_be_meant_is_one_line_and_writes_nothing(
     assert REFUSED[command] in complaint
     assert complaint.count("\n") == 1
     assert {path.relative_to(place) for path in place.rglob("*")} == before
+
+
+# -- Two commands that write to one place: the second ends with one line, before it reads anything
+
+# What these name is no model and no report: a command that read it would say so.
+FOLDERS = [
+    ("evaluate", "--model", "timm:resnet18"),
+    ("embed", "--model", "timm:resnet18"),
+    ("calibrate", "--model", "timm:resnet18", "--precision", "0.9"),
+    ("index", "build", "--model", "timm:resnet18"),
+    ("demo",),
+    ("data", "prepare", "digits/soprc"),
+]
+FILES = [("embed", "--model", "timm:resnet18", "rows.npz"), ("compare", os.devnull, os.devnull, "page.html")]
+
+
+@pytest.mark.parametrize("command", FOLDERS, ids=" ".join)
+def test_the_second_command_in_a_folder_ends_at_once(command, aurank, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with claimed(Path("out")):
+        complaint = aurank.refused(*command, "--out", "out")
+    assert complaint.startswith("error: --out out is in use by another process")
+    assert complaint.endswith("; wait for it or stop it, or name another place\n")
+    assert not list(tmp_path.iterdir())
+    assert "is in use" not in aurank(*command[:2], "--help")[2]
+
+
+@pytest.mark.parametrize("command", FILES, ids=" ".join)
+def test_the_second_command_that_writes_a_file_ends_at_once(command, aurank, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    *words, name = command
+    with claimed(tmp_path / name, is_file=True):
+        assert f"--out {name} is in use by another process" in aurank(*words, "--out", name)[2]
+        assert "is in use" not in aurank(*words, "--out", f"other-{name}")[2]
+    assert not list(tmp_path.iterdir())
+
+
+# -- Files whose damage no checksum tells: exit code 2 and one line that names the file
+
+
+def steps_that_are_no_text(folder: Path) -> tuple[str, str]:
+    rows = np.random.default_rng(0).normal(size=(12, 4))
+    np.savez(folder / "e.npz", embeddings=rows, labels=np.arange(12) // 3)
+    file = folder / "steps.safetensors"
+    PostProcessing.parse("center").fit(rows).save(file)
+    content = file.read_bytes()
+    end = 8 + struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8:end])
+    bundle = json.loads(header["__metadata__"]["bundle"])
+    bundle["content"] = json.dumps({**json.loads(bundle["content"]), "steps": 5})
+    header["__metadata__"]["bundle"] = json.dumps(bundle)
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + content[end:])
+    return "evaluate --model embeddings:e.npz --postprocess steps.safetensors --out out", "steps.safetensors"
+
+
+def a_schema_of_other_bytes(folder: Path) -> tuple[str, str]:
+    data = {"name": "folder", "root": str(folder), "params": {"path": "photos"}, "channels": 3, "image_size": 16}
+    sections = {"sampler": {"batch": 8}, "loss": {"name": "soprc"}, "optim": {"lr": 0.1}, "train": {"steps": 1}}
+    config = {"data": {**data, "odd_classes": "keep"}, "model": {"backbone": "test_resnet"}, **sections}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    prepare_data(config, folder / "store", short_side=16)
+    file = folder / "store" / IMAGES
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + b"\xff" * 200 + content[300:])
+    return f"evaluate --model {MODEL} --data config.yaml data.prepared=store --no-cache --out out", "store"
+
+
+def an_index_that_was_sealed_again(folder: Path) -> tuple[str, str]:
+    small_index(folder / "photos", folder / "index")
+    content = json.loads((folder / "index/index.json").read_text(encoding="utf-8"))
+    content["model"]["name"] = 5
+    content["checksum"] = content_sha256(content)
+    (folder / "index/index.json").write_text(json.dumps(content), encoding="utf-8")
+    return "search index photos/c0/0.png", "index.json"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [steps_that_are_no_text, a_schema_of_other_bytes, an_index_that_was_sealed_again])
+def test_a_damaged_file_ends_in_one_line_with_its_name(damage, tmp_path):
+    write_photos(tmp_path / "photos", classes=2, images=2)
+    command, name = damage(tmp_path)
+    # In a process of its own, without the checks of types that the tests have.
+    ended = subprocess.run(
+        [sys.executable, "-m", "aurank", *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 2, ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert name in line

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from testing.processes import Shell
 
 from aurank.evaluation import PostProcessing, RetrievalProblem, calibrate, evaluate
 
@@ -30,7 +29,7 @@ def reports(place: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_three_reports_and_their_pictures_become_a_page(reports: Path, aurank: Shell) -> None:
+def test_three_reports_and_their_pictures_become_a_page(reports, aurank):
     data = ("--data", "folder:photos", "data.odd_classes=keep")
     code, output, said = aurank("compare", "runs/small", "runs/middle", "runs/large/report.json", *FEW, *data)
     assert (code, said) == (0, "")
@@ -48,7 +47,7 @@ def test_three_reports_and_their_pictures_become_a_page(reports: Path, aurank: S
     assert "a/0.png" in page
 
 
-def test_a_file_that_is_there_and_data_of_something_else_are_refused(reports: Path, aurank: Shell) -> None:
+def test_a_file_that_is_there_and_data_of_something_else_are_refused(reports, aurank):
     (reports / "photos" / "a").rename(reports / "photos" / "c")
     (reports / "photos" / "b").rename(reports / "photos" / "d")
     data = ("--data", "folder:photos", "data.odd_classes=keep")
@@ -62,7 +61,7 @@ def test_a_file_that_is_there_and_data_of_something_else_are_refused(reports: Pa
 
 
 @pytest.mark.slow
-def test_a_threshold_comes_with_a_table_and_a_page(reports: Path, aurank: Shell) -> None:
+def test_a_threshold_comes_with_a_table_and_a_page(reports, aurank):
     said, _ = aurank.done(*MODEL, "--out", "made")
     kept = json.loads((reports / "made/calibration.json").read_text(encoding="utf-8"))
     assert said.startswith(f"threshold {kept['threshold']!r} (cosine): a pair that scores so much or more is a match\n")
@@ -77,19 +76,17 @@ def test_a_threshold_comes_with_a_table_and_a_page(reports: Path, aurank: Shell)
     assert not re.search(r"(?:src|href)=\"http|@import|<link", page)
 
 
-def test_the_threshold_of_another_command_is_replaced_by_overwrite_alone(reports: Path, aurank: Shell) -> None:
+def test_the_threshold_of_another_command_is_replaced_by_overwrite_alone(reports, aurank):
     for precision, option, code in ((0.8, (), 0), (0.8, (), 0), (0.7, (), 2), (0.7, ("--overwrite",), 0)):
         ended, _, complaint = aurank(*MODEL[:3], "--precision", precision, "--out", "made", *option)
         assert ended == code, complaint
         assert (code == 0) == ("add --overwrite to replace that result" not in complaint)
     kept = json.loads((reports / "made/calibration.json").read_text(encoding="utf-8"))
-    assert (kept["rate"], kept["command"].rpartition(" && ")[2]) == (
-        0.7,
-        "aurank calibrate --model embeddings:rows.npz --precision 0.7 --out made",
-    )
+    command = "aurank calibrate --model embeddings:rows.npz --precision 0.7 --out made"
+    assert (kept["rate"], kept["command"].rpartition(" && ")[2]) == (0.7, command)
 
 
-def test_a_threshold_behind_post_processing(reports: Path, aurank: Shell) -> None:
+def test_a_threshold_behind_post_processing(reports, aurank):
     said, _ = aurank.done(*MODEL, "--postprocess", "center, query_expansion:k=2", "--fit-on", "rows.npz")
     assert "post-processing: center, query_expansion:k=2, fitted on 60 training rows; query_expansion is trans" in said
     steps = PostProcessing.parse("center, query_expansion:k=2").fit(ROWS)
@@ -100,7 +97,7 @@ def test_a_threshold_behind_post_processing(reports: Path, aurank: Shell) -> Non
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default:.* began at random weights")
-def test_an_average_replaces_no_model(tiny_run: Path, aurank: Shell, tmp_path: Path) -> None:
+def test_an_average_replaces_no_model(tiny_run, aurank, tmp_path):
     out = tmp_path / "average"
     assert aurank.done("average", f"aurank:{tiny_run}", tiny_run / "last", "--out", out) == (f"written to {out}\n", "")
     notice = aurank.refused("average", tiny_run, tiny_run / "last", "--out", out)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from testing.galleries import MODEL, small_index, write_photo, write_photos
-from testing.processes import Shell
 
 from aurank.commands import ImageIndex
 
@@ -21,11 +20,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def inside(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands are given where the index is."""
     monkeypatch.chdir(made)
 
 
-def test_a_photo_finds_itself_first(aurank: Shell) -> None:
+def test_a_photo_finds_itself_first(aurank):
     code, out, err = aurank("search", "index", "photos/c1/2.png", "--k", "3")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -35,9 +33,7 @@ def test_a_photo_finds_itself_first(aurank: Shell) -> None:
     assert lines[5] == f"searched 6 images, {MODEL}, cosine, index Flat"
 
 
-def test_a_list_is_read_from_stdin_and_printed_as_json(
-    aurank: Shell, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_is_read_from_stdin_and_printed_as_json(aurank, made, tmp_path, monkeypatch):
     odd = tmp_path / os.fsdecode(b"a\n\x1b[31m\xff.png")
     write_photo(odd, 3)
     given = b"\0".join([os.fsencode(odd), b"photos/c0/1.png", b"gone.png"])
@@ -53,7 +49,7 @@ def test_a_list_is_read_from_stdin_and_printed_as_json(
     assert content["index"]["count"] == 6
 
 
-def test_what_a_name_holds_stays_text(aurank: Shell, tmp_path: Path) -> None:
+def test_what_a_name_holds_stays_text(aurank, tmp_path):
     write_photo(tmp_path / "photos/a\n\x1b[31m<b>.png", 3)
     out, _ = aurank.done("search", "index", str(tmp_path / "photos"), "--k", "1", "--html", str(tmp_path / "f.html"))
     assert "\x1b" not in out
@@ -63,12 +59,12 @@ def test_what_a_name_holds_stays_text(aurank: Shell, tmp_path: Path) -> None:
     assert "<b>.png" not in page
 
 
-def test_more_than_the_index_holds_is_all_of_it(aurank: Shell) -> None:
+def test_more_than_the_index_holds_is_all_of_it(aurank):
     code, _, complaint = aurank("search", "index", "photos/c0/0.png", "--k", "7")
     assert (code, complaint) == (0, "--k 7 asks for more than the 6 images of the index: all are listed\n")
 
 
-def test_words_and_photos_are_options_of_one_query(aurank: Shell) -> None:
+def test_words_and_photos_are_options_of_one_query(aurank):
     code, out, err = aurank("search", "index", "--photo", "photos/c1/2.png", "--not", "photos/c0/0.png", "--k", "3")
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "photos/c1/2.png -1 × photos/c0/0.png"
@@ -76,10 +72,7 @@ def test_words_and_photos_are_options_of_one_query(aurank: Shell) -> None:
     same, _ = aurank.done("search", "index", "--photo", "photos/c1/2.png", "--k", "3", "--weights", "2")
     assert same.splitlines()[1:] == aurank.done("search", "index", "photos/c1/2.png", "--k", "3")[0].splitlines()[1:]
     for given, message in (
-        (
-            ["--text", "red mug"],
-            f"{MODEL} has no text tower for words: open_clip, transformers and model.text have one",
-        ),
+        (["--text", "red mug"], f"{MODEL} has no text tower for words: open_clip, transformers and model.text have"),
         ([], "FOLDER needs PHOTOS or --photo or --text or --not: they say what is looked for"),
         (["photos", "--text", "red mug"], "PHOTOS does not go with --text: name photos of one query by --photo"),
         (["photos", "--weights", "2"], "PHOTOS does not go with --weights: name photos of one query by --photo"),
@@ -93,10 +86,9 @@ def test_words_and_photos_are_options_of_one_query(aurank: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_an_index_is_built_and_changed(aurank: Shell, made: Path) -> None:
-    out, _ = aurank.done(
-        *("index", "build", "--model", MODEL, "--data", "folder:photos", "--out", "near", "--index", "IVF2,Flat")
-    )
+def test_an_index_is_built_and_changed(aurank, made):
+    command = ("index", "build", "--model", MODEL, "--data", "folder:photos", "--out", "near")
+    out, _ = aurank.done(*command, "--index", "IVF2,Flat")
     assert "which finds" in out
     write_photo(made / "more/c9/new.png", 50)
     assert aurank.done("index", "add", "near", "--data", "folder:more")[0].startswith("1 added; the index holds 7\n")
@@ -106,9 +98,7 @@ def test_an_index_is_built_and_changed(aurank: Shell, made: Path) -> None:
     assert "'x.png' is not in the index" in aurank.refused("index", "remove", "near", "x.png")
 
 
-def test_the_page_shows_why_images_are_alike_or_that_the_network_has_no_cells(
-    aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_shows_why_images_are_alike_or_that_the_network_has_no_cells(aurank, tmp_path, monkeypatch):
     evil = write_photos(tmp_path / "photos", classes=1, images=2) / "c0/<script>alert(1).png"
     write_photo(evil, 7)
     monkeypatch.chdir(tmp_path)

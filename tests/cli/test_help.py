@@ -52,8 +52,6 @@ def test_many_options_stand_under_headings_those_used_most_first(command: str, s
     assert len(listed["Options"]) <= 11
     assert list(listed)[:2] == ["Positional arguments", "Options"]
     if command == "evaluate":
-        assert listed["Options"] == [
-            f"--{name}"
-            for name in (*("model", "data", "split", "out", "labels", "metrics", "recall-at", "device", "batch"),)
-        ]
+        names = ("model", "data", "split", "out", "labels", "metrics", "recall-at", "device", "batch")
+        assert listed["Options"] == [f"--{name}" for name in names]
         assert set(listed["Which images"]) == {"--protocol", "--root"}

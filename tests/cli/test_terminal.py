@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 from rich.table import Table
-from testing.processes import Shell
 
 from aurank.cli import app, drawing
 from aurank.cli.drawing import Terminal, draw_warnings
@@ -15,7 +14,7 @@ HOSTILE = "\x1b[31mred\x1b]0;title\x07 \x00 \x9b2J \u202egnp.exe \ud800"
 
 
 @pytest.mark.parametrize("markup", [True, False])
-def test_text_of_any_kind_reaches_the_terminal_escaped(markup: bool) -> None:
+def test_text_of_any_kind_reaches_the_terminal_escaped(markup):
     written = io.StringIO()
     terminal = Terminal(file=written, force_terminal=True, color_system=None, width=400)
     terminal.print(f"class {HOSTILE}", markup=markup, highlight=False)
@@ -27,7 +26,7 @@ def test_text_of_any_kind_reaches_the_terminal_escaped(markup: bool) -> None:
     assert not set(text) & set("\x1b\x07\x00\x9b\u202e\ud800")
 
 
-def test_warnings_of_other_libraries_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_other_libraries_are_escaped(monkeypatch):
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(message))
     with draw_warnings():
@@ -35,21 +34,19 @@ def test_warnings_of_other_libraries_are_escaped(monkeypatch: pytest.MonkeyPatch
     assert shown == [r"from a file: \x1b[2J"]
 
 
-def test_an_argument_with_a_control_character_is_refused(aurank: Shell) -> None:
+def test_an_argument_with_a_control_character_is_refused(aurank):
     said = "error: the argument '--\\x1b[31m' holds a control character; write it without\n"
     assert aurank("--\x1b[31m") == (2, "", said)
 
 
-def test_warnings_of_other_libraries_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_of_other_libraries_stay_as_they_are(capsys):
     with pytest.warns(UserWarning, match="from elsewhere"), draw_warnings():
         warnings.warn("from elsewhere", UserWarning, stacklevel=1)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("rank", "said"), [("0", "of aurank\n"), ("1", "")])
-def test_one_process_of_several_draws_a_warning(
-    rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_process_of_several_draws_a_warning(rank, said, monkeypatch, capsys):
     monkeypatch.setenv("RANK", rank)
     with warnings.catch_warnings(), draw_warnings():
         warnings.simplefilter("default")
@@ -58,9 +55,7 @@ def test_one_process_of_several_draws_a_warning(
 
 
 @pytest.mark.parametrize(("goes_on", "end"), [(False, ""), (True, "; the same command goes on")])
-def test_an_interrupted_command_ends_with_a_line(
-    goes_on: bool, end: str, aurank: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_command_ends_with_a_line(goes_on, end, aurank, monkeypatch):
     def work(**_: object) -> None:
         with drawing.draw_stages("preparing") as draw:
             draw("embedding", 64, 1216)

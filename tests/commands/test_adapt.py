@@ -69,16 +69,11 @@ def write_config(folder: Path, **sections: Any) -> Path:
     torch.manual_seed(0)
     weights = folder / "network.safetensors"
     save_file(timm.create_model("test_vit", num_classes=0).state_dict(), weights)
+    pooled = {"params": {"global_pool": "token"}, "discard_head": True}
     config: dict[str, Any] = {
         "data": {"name": "folder", "root": str(folder), "image_size": 32, "train_transform": {"name": "random_crop"}},
         "sampler": {"batch": 16, "params": {"per_class": 4}},
-        "model": {
-            "backbone": "test_vit",
-            "params": {"global_pool": "token"},
-            "weights": str(weights),
-            "dim": 8,
-            "discard_head": True,
-        },
+        "model": {"backbone": "test_vit", "weights": str(weights), "dim": 8, **pooled},
         "loss": {"name": "sup_con", "params": {"temperature": 0.1}},
         "optim": {"lr": 1e-4},
         "train": {"steps": 3, "validate_every": 3, "checkpoint_every": 2},
@@ -136,9 +131,8 @@ def test_a_step_is_kept_if_it_is_surely_better_than_the_best_before_it(adapted: 
     assert trainings[:3] == [f"  fine-tuning on fold {fold}, seed 0" for fold in (1, 2, 3)]
     averaged = [line.partition(":")[0] for line in lines if line.startswith("  average of 3 seeds on fold 1")]
     assert averaged == [f"  average of 3 seeds on fold 1, seed {seed}" for seed in (1, 2)]  # 0 was trained before
-    assert {path.name for path in out.iterdir()} == {
-        *("adapt.json", "adapt.html", "best.safetensors", "best.yaml", "features0.npz")
-    }
+    names = ("adapt.json", "adapt.html", "best.safetensors", "best.yaml", "features0.npz")
+    assert {path.name for path in out.iterdir()} == {*names}
     assert json.loads((out / "adapt.json").read_bytes())["steps"] == json.loads(json.dumps(saved["steps"]))
     start, *_ = saved["steps"]
     ap, queries, classes = (np.concatenate(start[name]) for name in ("ap", "queries", "classes"))
@@ -230,9 +224,8 @@ def test_what_is_not_tried_for_lack_of_time_says_which_hours_are_enough(plan: Pl
     hours = []
     for name in ("LoRA", "fine-tuning", "average of 3 seeds"):
         step = plan(0.02)[name]
-        match = re.fullmatch(
-            r"for lack of time: --hours (\d+\.\d\d) is enough, with the final training", step["reason"]
-        )
+        said = r"for lack of time: --hours (\d+\.\d\d) is enough, with the final training"
+        match = re.fullmatch(said, step["reason"])
         assert match is not None
         hours.append(float(match[1]) + 0.01)  # the features are timed anew
         assert plan(hours[-1])[name]["folds"] > 0
@@ -252,10 +245,8 @@ def test_what_cannot_be_adapted_is_refused(lit: Path, tmp_path: Path, plan: Plan
     assert not (tmp_path / "1e-09").exists()
     plan(1.0)
     file, before = str(lit / "mine.yaml"), tmp_path / "1.0"
-    for hours, overrides, another in (
-        (2.0, [], r"hours: 1\.0 != 2\.0"),
-        (1.0, ["train.steps=7"], r"train\.steps: 3 != 7"),
-    ):
+    steps = (1.0, ["train.steps=7"], r"train\.steps: 3 != 7")
+    for hours, overrides, another in ((2.0, [], r"hours: 1\.0 != 2\.0"), steps):
         with pytest.raises(UserError, match=rf"holds an adaptation with another {another} \(saved != given\): name"):
             adapt(file, before, overrides, hours=hours)
     assert adapt(file, before, ["data.workers=1"], hours=1.0)["kept"] == "published"  # which changes no result

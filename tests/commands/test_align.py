@@ -35,7 +35,7 @@ def write_models(folder: Path, *, noise: float = 0.05, **changes: Any) -> tuple[
     return folder / "old.npz", folder / "new.npz"
 
 
-def test_maps_are_those_of_scipy_and_scikit_learn() -> None:
+def test_maps_are_those_of_scipy_and_scikit_learn():
     random = np.random.default_rng(0)
     old, new = random.normal(size=(50, 6)), random.normal(size=(50, 6))
     np.testing.assert_allclose(fit_map(old, new, None), orthogonal_procrustes(old, new)[0].T, atol=1e-12)
@@ -49,7 +49,7 @@ def test_maps_are_those_of_scipy_and_scikit_learn() -> None:
         np.testing.assert_allclose(fit_map(old, wide, 0.3), expected, atol=1e-12)
 
 
-def test_the_map_is_fitted_on_common_training_images_and_told(tmp_path: Path) -> None:
+def test_the_map_is_fitted_on_common_training_images_and_told(tmp_path):
     old, new = write_models(tmp_path, noise=0.0)
     text = align(old, new, out=tmp_path / "map.safetensors")
     assert text.startswith("80 images of split train; mAUPRC of 16 of them held out: Procrustes 1.0000, ridge")
@@ -63,7 +63,7 @@ def test_the_map_is_fitted_on_common_training_images_and_told(tmp_path: Path) ->
     np.testing.assert_array_equal(mapped_rows(old, None, images)[1], plain)
 
 
-def test_what_is_kept_is_the_best_on_held_out_classes(tmp_path: Path) -> None:
+def test_what_is_kept_is_the_best_on_held_out_classes(tmp_path):
     old, new = write_models(tmp_path, noise=2.0)
     text = align(old, new, out=tmp_path / "map.safetensors")
     scores = {name: float(value) for name, value in (part.rsplit(" ", 1) for part in text.split(": ")[1].split(", "))}
@@ -78,7 +78,7 @@ def test_what_is_kept_is_the_best_on_held_out_classes(tmp_path: Path) -> None:
     np.testing.assert_allclose(mapped, expected, atol=1e-5)
 
 
-def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> None:
+def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path):
     old, new = write_models(tmp_path)
     align(old, new, out=tmp_path / "map.safetensors")
     options: dict[str, Any] = {"gallery_embeddings": old, "out": tmp_path / "out", "report": False, "overwrite": True}
@@ -101,14 +101,13 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path: Path) -> Non
     assert unmapped.mauprc < 0.5 < report.mauprc
 
 
-def test_figures_of_the_images_that_a_map_was_fitted_on_are_told(tmp_path: Path) -> None:
+def test_figures_of_the_images_that_a_map_was_fitted_on_are_told(tmp_path):
     old, new = write_models(tmp_path, splits=np.repeat("test", CLASSES * PHOTOS))
     np.savez(new, **{**np.load(new), "splits": np.repeat("test", CLASSES * PHOTOS)})
     text = align(old, new, out=tmp_path / "map.safetensors")
     assert text.startswith("160 images, none of split train, so these are not to measure the map on; mAUPRC of 32 ")
-    report = evaluate_model(
-        f"embeddings:{new}", gallery_embeddings=old, map_file=tmp_path / "map.safetensors", out=tmp_path / "out"
-    )
+    options: dict[str, Any] = {"gallery_embeddings": old, "map_file": tmp_path / "map.safetensors"}
+    report = evaluate_model(f"embeddings:{new}", **options, out=tmp_path / "out")
     (note,) = (note for note in report.notes if "too good" in note)
     assert "map.safetensors was fitted on 160 of these 160 images, so the figures are too good: fit it on" in note
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
@@ -125,7 +124,7 @@ def test_figures_of_the_images_that_a_map_was_fitted_on_are_told(tmp_path: Path)
         ({"labels": np.zeros(160)}, "share 80 images of 1 classes"),
     ],
 )
-def test_models_of_other_images_are_one_line(changes: Any, message: str, tmp_path: Path) -> None:
+def test_models_of_other_images_are_one_line(changes, message, tmp_path):
     old, new = write_models(tmp_path, **changes)
     with pytest.raises(UserError, match=message) as refused:
         align(old, new, out=tmp_path / "map.safetensors")
@@ -133,7 +132,7 @@ def test_models_of_other_images_are_one_line(changes: Any, message: str, tmp_pat
     assert not (tmp_path / "map.safetensors").exists()
 
 
-def test_a_gallery_of_other_images_or_widths_is_one_line(tmp_path: Path) -> None:
+def test_a_gallery_of_other_images_or_widths_is_one_line(tmp_path):
     old, new = write_models(tmp_path)
     align(old, new, out=tmp_path / "map.safetensors")
     with pytest.raises(UserError, match=r"old.npz lacks 1 of 2 images, such as 'x.png'"):
@@ -145,9 +144,7 @@ def test_a_gallery_of_other_images_or_widths_is_one_line(tmp_path: Path) -> None
         mapped_rows(tmp_path / "wide.npz", tmp_path / "map.safetensors", ["0.png"])
 
 
-def test_a_damaged_gallery_is_refused_before_an_image_is_embedded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_gallery_is_refused_before_an_image_is_embedded(tmp_path, monkeypatch):
     old, _ = write_models(tmp_path, embeddings=np.full((160, WIDTH), np.nan))
     photos = ImageSelection(f"folder:{write_photos(tmp_path / 'photos')}", split="all")
     monkeypatch.setattr("aurank.commands.run_options.embed", lambda *_, **__: pytest.fail("an image was embedded"))
@@ -155,21 +152,18 @@ def test_a_damaged_gallery_is_refused_before_an_image_is_embedded(
         evaluate_model(MODEL, photos, gallery_embeddings=old, out=tmp_path / "out")
 
 
-def test_an_index_takes_no_rows_of_another_width_than_its_model_gives(tmp_path: Path) -> None:
+def test_an_index_takes_no_rows_of_another_width_than_its_model_gives(tmp_path):
     photos = write_photos(tmp_path / "photos")
     paths = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
     rows = {"embeddings": np.eye(len(paths), 7) + 1, "labels": np.arange(len(paths)), "paths": np.array(paths)}
     np.savez(tmp_path / "old.npz", **rows, splits=np.repeat("train", len(paths)))
+    images, old = ImageSelection(f"folder:{photos}"), tmp_path / "old.npz"
     with pytest.raises(UserError, match=r"old.npz: 7 wide, the model \d+: map by aurank align"):
-        build_index(
-            MODEL, ImageSelection(f"folder:{photos}"), out=tmp_path / "index", gallery_embeddings=tmp_path / "old.npz"
-        )
+        build_index(MODEL, images, out=tmp_path / "index", gallery_embeddings=old)
 
 
 @pytest.mark.slow
-def test_an_index_of_an_old_model_is_searched_by_a_new_one_without_embedding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_of_an_old_model_is_searched_by_a_new_one_without_embedding(tmp_path, monkeypatch):
     photos = write_photos(tmp_path / "photos")
     images = ImageSelection(f"folder:{photos}", split="all")
     small_index(photos, tmp_path / "index")

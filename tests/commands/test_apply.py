@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from testing.galleries import PIXELS as MODEL
-from testing.galleries import write_pixel_model
+from testing.galleries import write_pixel_model, write_split_photos
 from testing.trees import sop_tree
 
 from aurank.commands import RunOptions, embed_model, evaluate_model, run_options
@@ -31,12 +31,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 PHOTOS = ImageSelection("folder:photos", overrides=["data.odd_classes=keep"])  # of two classes
 
 
+def products(root: Path) -> ImageSelection:
+    return ImageSelection(protocol="sop", root=sop_tree(root).parent, overrides=["data.params.complete=false"])
+
+
 def running(**changes: Any) -> RunOptions:
     return RunOptions(allow_code=True, **changes)
 
 
 @pytest.mark.slow
-def test_a_folder_is_embedded_and_measured(place: Path) -> None:
+def test_a_folder_is_embedded_and_measured(place):
     stages: list[tuple[str, int, int]] = []
     report = evaluate_model(MODEL, PHOTOS, running=running(batch=3, listener=lambda *stage: stages.append(stage)))
     assert report.mauprc == 1
@@ -49,8 +53,8 @@ def test_a_folder_is_embedded_and_measured(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> None:
-    images = ImageSelection(protocol="sop", root=sop_tree(place).parent, overrides=["data.params.complete=false"])
+def test_a_protocol_is_named_in_the_report_with_its_checksum(place):
+    images = products(place)
     report = evaluate_model(MODEL, images, running=running())
     assert report.protocol["name"] == "sop"
     assert report.num_queries == 5
@@ -72,8 +76,8 @@ def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> Non
         ({"groups": np.arange(5)}, "protocol sop takes every image as query and gallery"),
     ],
 )
-def test_a_protocols_name_is_given_to_no_other_embeddings(place: Path, change: Any, message: str) -> None:
-    images = ImageSelection(protocol="sop", root=sop_tree(place).parent, overrides=["data.params.complete=false"])
+def test_a_protocols_name_is_given_to_no_other_embeddings(place, change, message):
+    images = products(place)
     embedded = replace(embed_model(MODEL, images, running=running()), **change)
     embedded.save(place / "rows.npz")
     with pytest.raises(UserError, match=message) as caught:
@@ -82,14 +86,8 @@ def test_a_protocols_name_is_given_to_no_other_embeddings(place: Path, change: A
 
 
 @pytest.mark.slow
-def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("embedded")
-
-    monkeypatch.setattr(run_options, "embed", never)
-    images = PHOTOS
+def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(place, monkeypatch):
+    monkeypatch.setattr(run_options, "embed", lambda *_, **__: pytest.fail("embedded"))
     for options, message in (
         ({"ties": "none"}, "ties must be one of"),
         ({"recall_at": (0,)}, "recall_at"),
@@ -99,14 +97,13 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
         ({"index": "IVF4,Flat; nprob=2"}, "could not set parameter nprob"),
     ):
         with pytest.raises(UserError, match=message):
-            evaluate_model(MODEL, images, running=running(), **options)
-    sop = ImageSelection(protocol="sop", root=sop_tree(place).parent, overrides=["data.params.complete=false"])
+            evaluate_model(MODEL, PHOTOS, running=running(), **options)
     with pytest.raises(UserError, match="protocol sop sets recall_at itself"):
-        evaluate_model(MODEL, sop, running=running(), recall_at=(5,))
+        evaluate_model(MODEL, products(place), running=running(), recall_at=(5,))
 
 
 @pytest.mark.slow
-def test_of_saved_embeddings_of_several_splits_the_test_rows_are_measured(tmp_path: Path) -> None:
+def test_of_saved_embeddings_of_several_splits_the_test_rows_are_measured(tmp_path):
     rows, labels = np.random.default_rng(0).normal(size=(12, 3)), np.arange(12) % 3
     splits = np.array(["train"] * 6 + ["test"] * 6)
     np.savez(tmp_path / "all.npz", embeddings=rows, labels=labels, splits=splits)
@@ -124,3 +121,27 @@ def test_of_saved_embeddings_of_several_splits_the_test_rows_are_measured(tmp_pa
     centred = evaluate_model(model, postprocess="center", fit_on=tmp_path / "all.npz")
     np.save(tmp_path / "train.npy", rows[:6])
     assert centred.metrics == evaluate_model(model, postprocess="center", fit_on=tmp_path / "train.npy").metrics
+
+
+@pytest.mark.slow
+def test_post_processing_of_a_model_is_fitted_on_the_training_images_alone(tmp_path):
+    photos = write_split_photos(tmp_path / "photos", classes=6)
+    images = ImageSelection(f"folder:{photos}", split="test")
+    report = evaluate_model("timm:test_vit,pretrained=false", images, postprocess="center")
+    assert (report.postprocessing["fitted_rows"], report.num_gallery) == (12, 12)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"postprocess": "whiten"}, "has to be fitted on training rows: .* or --fit-on FILE"),
+        ({"fit_on": Path("rows.npz")}, "--fit-on rows.npz goes with --postprocess"),
+        ({"postprocess": "query_expansion", "fit_on": Path("rows.npz")}, "no step of 'query_expansion' has anything"),
+        ({"postprocess": "missing.safetensors"}, "missing.safetensors: cannot be read"),
+    ],
+)
+def test_post_processing_that_cannot_be_had_is_refused(given, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("rows.npz", embeddings=np.random.default_rng(0).normal(size=(40, 6)), labels=np.arange(40) % 8)
+    with pytest.raises(UserError, match=said):
+        evaluate_model("embeddings:rows.npz", **given)

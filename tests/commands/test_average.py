@@ -48,7 +48,6 @@ def save(folder: Path, seed: int, *, by: float = 0.01, manifest: str = "m", **se
 
 @contextmanager
 def changing(folder: Path) -> Iterator[dict[str, Any]]:
-    """The content of a checkpoint, to be changed."""
     content = load_checkpoint(folder / "best.safetensors")
     yield content
     save_checkpoint(folder / "best.safetensors", content)
@@ -80,7 +79,7 @@ def mean_of(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def test_the_mean_is_rounded_once_and_counters_are_the_first_models(two: list[Path], tmp_path: Path) -> None:
+def test_the_mean_is_rounded_once_and_counters_are_the_first_models(two, tmp_path):
     random = torch.Generator().manual_seed(0)
     states = []
     for folder, count in zip(two, (7, 9), strict=True):
@@ -97,7 +96,7 @@ def test_the_mean_is_rounded_once_and_counters_are_the_first_models(two: list[Pa
     assert [value.dtype for value in found.values()] == [states[0][name].dtype for name in found]
 
 
-def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two: list[Path], tmp_path: Path) -> None:
+def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two, tmp_path):
     best = aurank.average_models([two[0], f"aurank:{two[1]}/best"], tmp_path / "average")
     assert best == tmp_path / "average/best.safetensors"
     by_hand = aurank.load(two[0]).module
@@ -113,7 +112,7 @@ def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two: list[Path]
         aurank.train(tiny_config(), again.parent, resume=True)
 
 
-def test_the_moving_average_is_taken_where_there_is_one(two: list[Path], tmp_path: Path) -> None:
+def test_the_moving_average_is_taken_where_there_is_one(two, tmp_path):
     with changing(two[0]) as content:
         content["average"] = {"updates": 5, "values": moved(content["encoder"], 9)}
     found = load_checkpoint(aurank.average_models(two, tmp_path / "average"))
@@ -123,7 +122,7 @@ def test_the_moving_average_is_taken_where_there_is_one(two: list[Path], tmp_pat
 
 
 @pytest.mark.slow
-def test_two_towers_are_averaged_as_one(tmp_path: Path) -> None:
+def test_two_towers_are_averaged_as_one(tmp_path):
     write_table(tmp_path)
     settings = {"weights": "w.safetensors", "freeze_batch_norm": True}
     runs = []
@@ -147,7 +146,7 @@ def test_two_towers_are_averaged_as_one(tmp_path: Path) -> None:
         aurank.average_models(runs, tmp_path / "other")
 
 
-def test_reports_and_cards_tell_of_the_average(two: list[Path], tmp_path: Path) -> None:
+def test_reports_and_cards_tell_of_the_average(two, tmp_path):
     best = aurank.average_models(two, tmp_path / "average")
     write_tree(tmp_path / "photos", [f"class{place % 2}/{place}.png" for place in range(6)])
     few = ImageSelection(f"folder:{tmp_path / 'photos'}", overrides=["data.odd_classes=keep"])
@@ -168,22 +167,20 @@ def test_reports_and_cards_tell_of_the_average(two: list[Path], tmp_path: Path) 
         ({"data": {"test_transform": {"name": "center", "params": {}}}}, r"data\.test_transform\.name"),
     ],
 )
-def test_models_that_differ_in_more_than_training_are_refused(
-    changes: dict[str, Any], named: str, two: list[Path], tmp_path: Path
-) -> None:
+def test_models_that_differ_in_more_than_training_are_refused(changes, named, two, tmp_path):
     with pytest.raises(UserError, match=named):
         aurank.average_models([two[0], save(tmp_path / "other", 3, **changes)], tmp_path / "average")
     assert not (tmp_path / "average").exists()
 
 
-def test_adapters_are_refused(two: list[Path], tmp_path: Path) -> None:
+def test_adapters_are_refused(two, tmp_path):
     with changing(two[1]) as content:
         content["config"]["model"]["lora"] = {"rank": 2, "targets": ["fc"]}
     with pytest.raises(UserError, match=r"two has adapters \(model\.lora\)"):
         aurank.average_models(two, tmp_path / "average")
 
 
-def test_what_acts_in_training_alone_may_differ(two: list[Path], tmp_path: Path) -> None:
+def test_what_acts_in_training_alone_may_differ(two, tmp_path):
     changes = {"channels_last": True, "params": {"drop_rate": 0.3}, "freeze": ["conv1"], "freeze_batch_norm": False}
     aurank.average_models([two[0], save(tmp_path / "other", 3, model=changes)], tmp_path / "average")
 
@@ -198,15 +195,13 @@ def test_what_acts_in_training_alone_may_differ(two: list[Path], tmp_path: Path)
         (["one", "two"], "one", r"one.best\.safetensors exists already"),
     ],
 )
-def test_too_few_models_and_folders_in_use_are_refused(
-    models: list[str], out: str, named: str, two: list[Path], tmp_path: Path
-) -> None:
+def test_too_few_models_and_folders_in_use_are_refused(models, out, named, two, tmp_path):
     with pytest.raises(UserError, match=named):
         aurank.average_models([tmp_path / model for model in models], tmp_path / out)
 
 
 @pytest.mark.parametrize("part", ["backbones", "projections"])
-def test_models_that_began_elsewhere_are_told(part: str, two: list[Path], tmp_path: Path) -> None:
+def test_models_that_began_elsewhere_are_told(part, two, tmp_path):
     with changing(two[1]) as content:
         for name, value in content["encoder"].items():
             if value.is_floating_point() and name.startswith("head") == (part == "projections"):

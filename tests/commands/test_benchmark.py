@@ -5,8 +5,10 @@ import shutil
 import signal
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -65,15 +67,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of a finished benchmark, and its lines."""
     folder = tmp_path_factory.mktemp("whole")
     assert run_benchmark(write_spec(folder), folder / "out")
     return folder, read_lines(folder / "out" / "lines.jsonl")
 
 
 def test_every_method_chooses_and_is_tested_at_every_seed_of_every_setting(
-    whole: tuple[Path, list[dict[str, Any]]],
-) -> None:
+    whole,
+):
     folder, lines = whole
     assert kinds(lines) == {"benchmark": 1, "split": 1, "untrained": 2, "choice": 4, "run": 8}
     split = lines[1]
@@ -95,7 +96,7 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return all(first[key] == second[key] for key in ("method", "setting", "split"))
 
 
-def test_a_run_is_what_train_measures_with_the_chosen_values(whole: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_a_run_is_what_train_measures_with_the_chosen_values(whole):
     import aurank
 
     folder, lines = whole
@@ -108,20 +109,19 @@ def test_a_run_is_what_train_measures_with_the_chosen_values(whole: tuple[Path, 
     assert rows.mauprc == pytest.approx(plain["mauprc"], abs=1e-6)
 
 
-def test_what_is_done_is_not_done_again_and_what_changed_is(whole: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_what_is_done_is_not_done_again_and_what_changed_is(whole):
     folder, _ = whole
     did: list[str] = []
     run_benchmark(write_spec(folder), folder / "out", listener=lambda unit, *_: did.append(str(unit)))
     assert did == []
     more = write_spec(folder, seeds=3, methods=SPEC["methods"] | {"the same": ["loss.name=sup_con"]})
     run_benchmark(more, folder / "out", listener=lambda unit, *_: did.append(str(unit)))
-    assert sorted(did) == sorted(
-        f"{setting}, {method}, published, seed 2" for setting in SPEC["settings"] for method in SPEC["methods"]
-    )
+    pairs = product(SPEC["settings"], SPEC["methods"])
+    assert sorted(did) == sorted(f"{setting}, {method}, published, seed 2" for setting, method in pairs)
     write_spec(folder)
 
 
-def test_folds_test_every_class_once_and_choose_within_their_own(tmp_path: Path) -> None:
+def test_folds_test_every_class_once_and_choose_within_their_own(tmp_path):
     spec = write_spec(tmp_path, splits={"folds": 3, "by": "class"}, settings=None, seeds=1, trials=0, ranges=None)
     assert run_benchmark(spec, tmp_path / "out")
     lines = read_lines(tmp_path / "out" / "lines.jsonl")
@@ -131,7 +131,7 @@ def test_folds_test_every_class_once_and_choose_within_their_own(tmp_path: Path)
     assert "| SupCon |" in (tmp_path / "out" / "table.md").read_text()
 
 
-def test_a_training_that_diverges_is_a_line(tmp_path: Path) -> None:
+def test_a_training_that_diverges_is_a_line(tmp_path):
     methods = {"SupCon": ["loss.name=sup_con"], "bad": ["optim.name=sgd", "optim.lr=1000", "loss.name=contrastive"]}
     methods["bad"] += ["model.dim=4", "optim.weight_decay=1000", "train.steps=60", "train.validate_every=60"]
     spec = write_spec(tmp_path, methods=methods, settings=None, trials=0, ranges=None)
@@ -142,21 +142,18 @@ def test_a_training_that_diverges_is_a_line(tmp_path: Path) -> None:
     assert "Ended early" in (tmp_path / "out" / "benchmark.html").read_text()
 
 
-def test_what_a_full_disk_ended_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_full_disk_ended_is_no_result(tmp_path, monkeypatch):
     spec = write_spec(tmp_path, settings=None, trials=0, ranges=None, seeds=1, without_training=[])
-
-    def full(*_: Any, **__: Any) -> None:
-        raise AurankError("cannot save last.safetensors: No space left on device")
-
+    full = AurankError("cannot save last.safetensors: No space left on device")
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["aurank.commands.tune"], "train", full)
+        patch.setattr(sys.modules["aurank.commands.tune"], "train", Mock(side_effect=full))
         with pytest.raises(AurankError, match="No space left"):
             run_benchmark(spec, tmp_path / "out")
     assert run_benchmark(spec, tmp_path / "out")
     assert not any("error" in line for line in read_lines(tmp_path / "out" / "lines.jsonl"))
 
 
-def test_nothing_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
+def test_nothing_begins_that_would_end_after_the_limit(tmp_path):
     assert not run_benchmark(write_spec(tmp_path), tmp_path / "out", limit=-1.0)
     assert kinds(read_lines(tmp_path / "out" / "lines.jsonl")) == {"benchmark": 1}
     assert "not run yet" in (tmp_path / "out" / "table.md").read_text()
@@ -179,16 +176,14 @@ def test_nothing_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_mistake_is_one_line_before_any_training(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+def test_a_mistake_is_one_line_before_any_training(tmp_path, changes, text):
     with pytest.raises(UserError, match=text):
         BenchmarkRun(write_spec(tmp_path, **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
-def test_a_killed_benchmark_goes_on_and_two_processes_share_what_is_left(
-    tmp_path: Path, whole: tuple[Path, list[dict[str, Any]]]
-) -> None:
+def test_a_killed_benchmark_goes_on_and_two_processes_share_what_is_left(tmp_path, whole):
     _, lines = whole
     command = ["benchmark", write_spec(tmp_path), "--out", tmp_path / "out"]
     # In the second trial of the first choice, then in the first training, behind all choices.
@@ -215,9 +210,7 @@ def test_a_killed_benchmark_goes_on_and_two_processes_share_what_is_left(
         ("run", {"ap_by_class": [0.5]}, r"units: .*; remove the one that differs"),
     ],
 )
-def test_a_damaged_unit_is_one_line(
-    kind: str, changes: dict[str, Any], text: str, tmp_path: Path, whole: tuple[Path, list[dict[str, Any]]]
-) -> None:
+def test_a_damaged_unit_is_one_line(kind, changes, text, tmp_path, whole):
     shutil.copytree(whole[0] / "out", tmp_path / "out")
     units = {path: json.loads(path.read_bytes()) for path in sorted((tmp_path / "out/units").iterdir())}
     file = next(path for path, unit in units.items() if unit["kind"] == kind and unit["seed"] < SPEC["seeds"])

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aurank.training.read_config", lambda _: config)
 
 
-def test_the_demo_compares_three_embeddings_and_can_be_called_again(tmp_path: Path) -> None:
+def test_the_demo_compares_three_embeddings_and_can_be_called_again(tmp_path):
     results, stopped_by = demo(tmp_path / "demo")
     assert stopped_by is None
     assert list(results) == ["untrained", "raw_pixels", "trained"]
@@ -31,7 +30,7 @@ def test_the_demo_compares_three_embeddings_and_can_be_called_again(tmp_path: Pa
     assert demo(tmp_path / "demo") == (results, None)
 
 
-def test_a_demo_that_is_interrupted_goes_on(tmp_path: Path) -> None:
+def test_a_demo_that_is_interrupted_goes_on(tmp_path):
     def interrupt(kind: str, values: dict[str, Any]) -> None:
         if kind == "step" and values["step"] == 1:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -47,7 +47,7 @@ def of_folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
 
 
 @pytest.mark.parametrize("form", INPUTS)
-def test_every_input_has_the_images_labels_and_splits_of_the_folder(form: str, photos: Path, tmp_path: Path) -> None:
+def test_every_input_has_the_images_labels_and_splits_of_the_folder(form, photos, tmp_path):
     read, folder = manifest_of(INPUTS[form](photos, tmp_path)), manifest_of(f"folder:{photos}")
 
     def content(manifest: Manifest) -> set[tuple[str, str, bytes]]:
@@ -63,9 +63,7 @@ def test_every_input_has_the_images_labels_and_splits_of_the_folder(form: str, p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["ImageFolder", "datasets", "parquet", "webdataset", "pandas"])
-def test_inputs_of_every_kind_are_trained_on_measured_and_indexed(
-    form: str, photos: Path, of_folder: float, tmp_path: Path
-) -> None:
+def test_inputs_of_every_kind_are_trained_on_measured_and_indexed(form, photos, of_folder, tmp_path):
     data, run = INPUTS[form](photos, tmp_path), tmp_path / "run"
     result = trained(data, run, "data.workers=1")
     assert result.report.mauprc == of_folder
@@ -83,7 +81,7 @@ def vision() -> Manifest:
 
 
 @pytest.mark.slow
-def test_a_run_on_a_given_data_set_goes_on_with_the_same_images_only(vision: Manifest, tmp_path: Path) -> None:
+def test_a_run_on_a_given_data_set_goes_on_with_the_same_images_only(vision, tmp_path):
     whole, run = trained(vision, tmp_path / "whole", "train.steps=4"), tmp_path / "run"
     trained(vision, run)
     again = aurank.train(CONFIG, run, resume=True, dataset=vision, overrides=["train.steps=4"])

@@ -26,7 +26,6 @@ from aurank.training import read_config
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> ImageSelection:
-    """Twelve photos of three classes."""
     names = [f"class{place % 3}/{place}.png" for place in range(12)]
     return ImageSelection(f"folder:{write_tree(tmp_path_factory.mktemp('few') / 'photos', names, height=20, width=24)}")
 
@@ -42,9 +41,7 @@ def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch, card: str = "README.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["hf", "onnx"])
-def test_an_export_is_checked_and_says_how_it_is_used(
-    to: Any, tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_is_checked_and_says_how_it_is_used(to, tiny_run, few, tmp_path, monkeypatch):
     if to == "onnx":
         pytest.importorskip("onnxscript")
     out = tmp_path / "out, with a comma"
@@ -70,7 +67,7 @@ def test_an_export_is_checked_and_says_how_it_is_used(
 
 
 @pytest.mark.slow
-def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSelection, tmp_path: Path) -> None:
+def test_a_file_is_measured_by_what_it_says_itself(tiny_run, few, tmp_path):
     pytest.importorskip("onnxscript")
     (check,) = export_model(f"aurank:{tiny_run / 'best'}", "onnx", tmp_path / "out", images=few)
     report = evaluate_model(f"onnx:{tmp_path / 'out' / 'model.onnx'}", few)
@@ -87,9 +84,7 @@ def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSel
     assert names == {"README.md", "config.json", "export.json", "model.safetensors", "preprocessing.json"}
 
 
-def test_an_export_that_differs_is_refused_and_nothing_is_left(
-    tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_differs_is_refused_and_nothing_is_left(tiny_run, few, tmp_path, monkeypatch):
     module = importlib.import_module("aurank.commands.export")
     write = module.write_folder
 
@@ -114,15 +109,13 @@ def test_an_export_that_differs_is_refused_and_nothing_is_left(
         ("onnx", "out", r"--to onnx needs onnxscript, .*: pip install 'aurank\[export\]'"),
     ],
 )
-def test_impossible_wishes_are_refused_before_anything_is_read(
-    to: str, out: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_wishes_are_refused_before_anything_is_read(to, out, named, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(UserError, match=named):
         export_model("nowhere/best", to, tmp_path / out, int8=True)
 
 
-def test_a_folder_that_an_export_would_harm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_an_export_would_harm_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"--out \. is the folder that you are in; name one to make"):
         export_model("nowhere/best", "hf", ".")
@@ -141,14 +134,14 @@ def test_a_folder_that_an_export_would_harm_is_refused(tmp_path: Path, monkeypat
         ("hf", {"backbone": "local-dir:net"}, "a folder of this machine"),
     ],
 )
-def test_what_a_format_cannot_hold_is_said_with_one_that_can(to: Any, model: dict[str, Any], named: str) -> None:
+def test_what_a_format_cannot_hold_is_said_with_one_that_can(to, model, named):
     config = read_config(tiny_config())
     config = config.model_copy(update={"model": config.model.model_copy(update=model)})
     with pytest.raises(UserError, match=rf"--to {to}: .*{named}.*; export it as onnx"):
         _require_expressible(to, config)
 
 
-def test_a_check_says_what_was_compared() -> None:
+def test_a_check_says_what_was_compared():
     check = ExportCheck("model.onnx", images=1234, max_difference=2e-7, before=0.51234, after=0.51236)
     assert str(check) == "model.onnx: max difference 2.0e-07 over 1,234 images; mauprc 0.5123 before, 0.5124 after"
     assert check.is_same

@@ -50,7 +50,7 @@ FOLDERS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_what_is_written_trains_to_the_end(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_trains_to_the_end(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths, expected = FOLDERS[kind]
     write(paths, height=80 if kind == "cameras" else 40)
@@ -65,13 +65,10 @@ def test_what_is_written_trains_to_the_end(kind: str, tmp_path: Path, monkeypatc
     assert any("cameras" in note for note in notes) == (kind == "cameras")
 
 
-def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write(
-        [f"photos/{label}/{number}.png" for label in ("train", "test", "query", "a", "b", "c") for number in range(4)]
-    )
+    classes = ("train", "test", "query", "a", "b", "c")
+    write([f"photos/{label}/{number}.png" for label in classes for number in range(4)])
     with pytest.raises(UserError, match=r"data\.odd_classes=keep"):
         write_first_configuration("photos")
     given = ["data.odd_classes=keep", "data.params.test_fraction=0.5", "train.steps=77", "model.weights=/x y"]
@@ -90,7 +87,7 @@ def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
     assert read_config("mine.yaml").train.steps == 120
 
 
-def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path: Path) -> None:
+def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path):
     exif = Image.Exif()
     exif[274] = 6  # turned by a quarter
     whole = Image.fromarray(pixels(0, 300, 400))
@@ -115,7 +112,7 @@ def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path: Path) 
         ([(20, 20)], 32, "crop"),
     ],
 )
-def test_shapes_choose_size_and_resize(shapes: list[tuple[int, int]], size: Any, resize: str) -> None:
+def test_shapes_choose_size_and_resize(shapes, size, resize):
     assert init._shape(np.array(shapes * 5))[:2] == (size, resize)
 
 
@@ -128,9 +125,7 @@ def test_shapes_choose_size_and_resize(shapes: list[tuple[int, int]], size: Any,
         ([*images_of(7, 2), "photos/lone.png"], "lone.png.*in no class folder"),
     ],
 )
-def test_a_folder_that_no_configuration_fits_is_refused_and_nothing_is_written(
-    paths: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_no_configuration_fits_is_refused_and_nothing_is_written(paths, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(paths)
     with pytest.raises(UserError, match=says):
@@ -138,7 +133,7 @@ def test_a_folder_that_no_configuration_fits_is_refused_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
-def test_a_file_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_there_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(images_of(12, 2))
     Path("mine.yaml").write_text("mine", encoding="utf-8")

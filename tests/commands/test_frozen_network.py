@@ -26,8 +26,6 @@ SHAPES += ((123, 77), (90, 171), (70, 69), (66, 67), (53, 160), (128, 171))
 
 
 class Frozen(NamedTuple):
-    """A training that changed nothing, the weights it began with, and photos."""
-
     run: Path
     weights: Path
     photos: list[Path]
@@ -90,9 +88,7 @@ def by_timm(model: Any, settings: dict[str, Any], photos: list[Path]) -> Tensor:
         (("center", 0.95), (48, 72), "squash"),
     ],
 )
-def test_a_frozen_network_gives_the_same_embeddings_by_every_way(
-    crop: tuple[str, float], size: tuple[int, int], resize: str, tmp_path: Path
-) -> None:
+def test_a_frozen_network_gives_the_same_embeddings_by_every_way(crop, size, resize, tmp_path):
     settings = look(*crop)
     run, weights, photos, images = frozen(tmp_path, settings, image_size=[*size], resize=resize)
     settings |= {"pad": {"crop_mode": "border"}, "squash": {"crop_mode": "squash"}}.get(resize, {})

@@ -22,7 +22,6 @@ from aurank.evaluation import RetrievalProblem
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photos and an index of them, to be read and not changed."""
     folder = tmp_path_factory.mktemp("made")
     small_index(write_photos(folder / "photos"), folder / "index")
     return folder
@@ -122,10 +121,8 @@ def test_images_are_removed(copied: Path) -> None:
         ImageIndex.open(index).read_image(ImageIndex.open(index).images["path"].tolist().index("c2/1.png"))
     assert remove_images(index, missing=True).removed == ["c2/1.png"]
     assert remove_images(index, missing=True).removed == []
-    assert sorted(remove_images(index, ["c0/3.png"], classes=["c3"]).removed) == [
-        "c0/3.png",
-        *(f"c3/{number}.png" for number in range(5)),
-    ]
+    removed = remove_images(index, ["c0/3.png"], classes=["c3"]).removed
+    assert sorted(removed) == ["c0/3.png", *(f"c3/{number}.png" for number in range(5))]
     lost = ("c2/1.png", "c0/3.png", "c3")
     assert found(ImageIndex.open(index), kept, k=30) == [one for one in before if not one[0].startswith(lost)]
     with pytest.raises(UserError, match=r"'c0/9\.png' is not in the index .*; did you mean"):
@@ -195,10 +192,8 @@ def test_a_trained_model_is_kept_as_it_is_evaluated(tiny_run: Path, tmp_path: Pa
 def test_photos_of_folders_and_archives_are_found(made: Path, tmp_path: Path) -> None:
     shutil.make_archive(str(tmp_path / "some"), "zip", made / "photos")
     names = [photo.path for photo in find_photos([str(tmp_path / "some.zip"), str(made / "photos/c0/0.png")])]
-    assert names == [
-        *(f"{tmp_path}/some.zip/c{a}/{b}.png" for a in range(4) for b in range(5)),
-        f"{made}/photos/c0/0.png",
-    ]
+    zipped = [f"{tmp_path}/some.zip/c{a}/{b}.png" for a in range(4) for b in range(5)]
+    assert names == [*zipped, f"{made}/photos/c0/0.png"]
     (tmp_path / "empty").mkdir()
     for given, said in ((["empty"], "holds no image"), ([], "there is no photo")):
         with pytest.raises(UserError, match=said):
@@ -209,9 +204,8 @@ def test_photos_that_cannot_be_read_are_told_beside_the_others(made: Path, tmp_p
     index = ImageIndex.open(made / "index")
     (tmp_path / "broken.png").write_bytes(b"broken")
     good = str(made / "photos/c0/0.png")
-    one, two, three = search_photos(
-        index, [str(tmp_path / "broken.png"), good, str(tmp_path / "none.png")], k=1, batch=2
-    )
+    photos = [str(tmp_path / "broken.png"), good, str(tmp_path / "none.png")]
+    one, two, three = search_photos(index, photos, k=1, batch=2)
     assert [hit.path for hit in two.hits] == ["c0/0.png"]
     assert "cannot be decoded" in str(one.error)
     assert "on_error" not in str(one.error)

@@ -6,9 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,12 +32,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of the index, to be damaged."""
     return Path(shutil.copytree(made / "index", tmp_path / "index"))
 
 
 def use(folder: Path) -> None:
-    """Do all that reads the files."""
     ImageIndex.open(folder).load_model()
 
 
@@ -59,9 +57,7 @@ FILES = [
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink], ids=["cut", "flipped", "gone"])
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_not_what_was_written_is_refused(
-    name: str, damage: Callable[[Path], object], folder: Path
-) -> None:
+def test_a_file_that_is_not_what_was_written_is_refused(name, damage, folder):
     (path,) = folder.glob(name)
     damage(path)
     with pytest.raises(UserError) as refused:
@@ -86,13 +82,13 @@ def rewritten(folder: Path, **changes: Any) -> None:
         ({"count": None}, r"index\.json: .*count"),
     ],
 )
-def test_an_index_of_another_version_is_refused(changes: dict[str, Any], said: str, folder: Path) -> None:
+def test_an_index_of_another_version_is_refused(changes, said, folder):
     rewritten(folder, **changes)
     with pytest.raises(UserError, match=said):
         use(folder)
 
 
-def test_another_model_is_refused(folder: Path) -> None:
+def test_another_model_is_refused(folder):
     (path,) = folder.glob("model-*/model.safetensors")
     name_there = path.relative_to(folder).as_posix()
     tensors = load_file(path)
@@ -108,19 +104,16 @@ def test_another_model_is_refused(folder: Path) -> None:
         use(folder)
 
 
-def test_an_index_that_cannot_be_replaced_stays(made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
-        raise AurankError("cannot save: No space left on device")
-
+def test_an_index_that_cannot_be_replaced_stays(made, folder, monkeypatch):
     before = sorted(path.as_posix() for path in folder.rglob("*"))
-    monkeypatch.setattr(files, "write_text", full)
+    monkeypatch.setattr(files, "write_text", Mock(side_effect=AurankError("cannot save: No space left on device")))
     with pytest.raises(AurankError, match="No space left"):
         build_index(MODEL, ImageSelection(f"folder:{made / 'photos'}"), out=folder, overwrite=True)
     assert sorted(path.as_posix() for path in folder.rglob("*")) == before
     use(folder)
 
 
-def test_a_disk_without_room_for_the_model_is_one_line(made: Path, tmp_path: Path) -> None:
+def test_a_disk_without_room_for_the_model_is_one_line(made, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     model = aurank.load(MODEL)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # the weights have 1.2 MB
@@ -147,7 +140,7 @@ remove_images(Path(sys.argv[1]), ["c0/0.png"])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "left"), [("write_text", 6), ("storable_texts", 6), ("shutil.rmtree", 5)])
-def test_a_killed_change_leaves_the_old_index_or_the_new(place: str, left: int, folder: Path) -> None:
+def test_a_killed_change_leaves_the_old_index_or_the_new(place, left, folder):
     ended = subprocess.run([sys.executable, "-c", KILLED, str(folder), place], timeout=100, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert len(list(folder.glob("rows-*"))) == 2
@@ -158,7 +151,7 @@ def test_a_killed_change_leaves_the_old_index_or_the_new(place: str, left: int, 
     assert len(ImageIndex.open(folder)) == left - 1
 
 
-def test_one_process_at_a_time_changes_an_index(folder: Path) -> None:
+def test_one_process_at_a_time_changes_an_index(folder):
     with claimed(folder):
         with pytest.raises(UserError, match=r"the index .* is in use by another process; wait"):
             remove_images(folder, ["c0/0.png"])
@@ -169,17 +162,16 @@ def test_one_process_at_a_time_changes_an_index(folder: Path) -> None:
     assert remove_images(folder, ["c0/0.png"]).count == 5
 
 
-def test_who_reads_while_the_index_is_changed_gets_the_new_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_while_the_index_is_changed_gets_the_new_one(folder, monkeypatch):
     old = files.read_about(folder)
     remove_images(folder, ["c0/0.png"])
     said = iter([old])
-    monkeypatch.setattr(
-        "aurank.commands.galleries.search.read_about", lambda given: next(said, None) or files.read_about(given)
-    )
+    read = lambda given: next(said, None) or files.read_about(given)  # noqa: E731
+    monkeypatch.setattr("aurank.commands.galleries.search.read_about", read)
     assert len(ImageIndex.open(folder)) == 5
 
 
-def test_an_index_is_never_replaced_unasked(made: Path, folder: Path, tmp_path: Path) -> None:
+def test_an_index_is_never_replaced_unasked(made, folder, tmp_path):
     images = ImageSelection(f"folder:{made / 'photos'}")
     with pytest.raises(UserError, match="holds an index already: add images with aurank index add, or"):
         build_index(MODEL, images, out=folder)
@@ -194,7 +186,7 @@ def test_an_index_is_never_replaced_unasked(made: Path, folder: Path, tmp_path: 
     assert len(list(folder.glob("model-*"))) == len(list(folder.glob("rows-*"))) == 1
 
 
-def test_what_cannot_be_added_is_refused(made: Path, folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_added_is_refused(made, folder, tmp_path):
     for images, said in (
         (ImageSelection(), "say which images to embed"),
         (ImageSelection(f"folder:{made / 'photos'}", overrides=["data.image_size=8"]), "brings its own preprocessing"),

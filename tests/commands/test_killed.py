@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from testing.processes import run_aurank, succeeded
@@ -21,9 +20,7 @@ KILLED = "import os\nos.fsync = lambda descriptor: os.kill(os.getpid(), 9)"  # w
     ],
     ids=["average", "embed", "embed in parts", "export"],
 )
-def test_a_command_that_was_killed_while_it_wrote_does_its_work_and_leaves_nothing(
-    tiny_run: Path, tmp_path: Path, command: str
-) -> None:
+def test_a_command_that_was_killed_while_it_wrote_does_its_work_and_leaves_nothing(tiny_run, tmp_path, command):
     words = [word.format(run=tiny_run, out=tmp_path / "out") for word in command.split()]
     killed = run_aurank(*words, setup=KILLED)
     assert killed.wait() == -signal.SIGKILL, killed.communicate()

@@ -1,6 +1,5 @@
 """Wherever saved embeddings are taken, those in parts or in a table give what those of one file give."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from aurank.commands import (
-    RunOptions,
-    calibrate_model,
-    embed_to_folder,
-    evaluate_model,
-    examine_embeddings,
-    probe_model,
-)
+from aurank.commands import RunOptions, calibrate_model, embed_to_folder, evaluate_model, examine_embeddings
 from aurank.commands.evaluate import saved_embeddings
+from aurank.commands.probe import probe_model
 from aurank.commands.report import Measurement, examine_measured
 from aurank.data.shards import ShardWriter
 from aurank.embedding import ImageSelection
@@ -47,7 +40,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_table_is_embedded_in_parts_and_is_that_of_the_file(tmp_path: Path) -> None:
+def test_a_table_is_embedded_in_parts_and_is_that_of_the_file(tmp_path):
     model, digits = "timm:test_vit,pretrained=false,input_size=32", ImageSelection("digits:", split="all")
     how = RunOptions(device="cpu", batch=100)
     embed_to_folder(model, digits, out=tmp_path / "rows.npz", running=how)
@@ -62,9 +55,7 @@ def test_a_table_is_embedded_in_parts_and_is_that_of_the_file(tmp_path: Path) ->
         embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", out=tmp_path / "parts")
 
 
-def test_a_map_has_the_principal_axes_the_nearest_rows_and_the_ap_of_the_report(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_map_has_the_principal_axes_the_nearest_rows_and_the_ap_of_the_report(saved, tmp_path, monkeypatch):
     monkeypatch.setattr("aurank.evaluation.index.overview.importable", lambda name: False)
     embedded = Embedded.load(saved / "parts")
     is_query = np.arange(COUNT) % 2 == 0
@@ -90,9 +81,8 @@ def test_a_map_has_the_principal_axes_the_nearest_rows_and_the_ap_of_the_report(
     nearest = np.argsort(distances, axis=1)[:, :10]
     lists = table["neighbors"].to_pylist()
     assert [each["ids"] for each in lists] == nearest.tolist()
-    np.testing.assert_allclose(
-        [each["distances"] for each in lists], np.take_along_axis(distances, nearest, axis=1), atol=1e-12
-    )
+    expected = np.take_along_axis(distances, nearest, axis=1)
+    np.testing.assert_allclose([each["distances"] for each in lists], expected, atol=1e-12)
 
     report = embedded.evaluate()
     expected_ap = dict(zip(np.flatnonzero(is_query)[report.per_query["query"]], report.per_query["ap"], strict=True))
@@ -103,7 +93,7 @@ def test_a_map_has_the_principal_axes_the_nearest_rows_and_the_ap_of_the_report(
         assert np.array_equal(again[name], np.asarray(column)) or (again[name] is column is None), name
 
 
-def test_a_map_of_rows_without_positives_has_no_ap(saved: Path, tmp_path: Path) -> None:
+def test_a_map_of_rows_without_positives_has_no_ap(saved, tmp_path):
     embedded, every = Embedded.load(saved / "parts").select(np.arange(6)), ImageSelection(split="all")  # of 6 classes
     embedded.save(tmp_path / "rows.npz")
     model = f"embeddings:{tmp_path / 'rows.npz'}"
@@ -146,7 +136,7 @@ def values(path: Path, **options: Any) -> tuple[Any, ...]:
     ],
     ids=["lists", "reordered", "whitened", "codes", "index", "threshold", "probes", "doctor", "page"],
 )
-def test_parts_and_a_table_give_what_one_file_gives(saved: Path, measure: Callable[[Path], object]) -> None:
+def test_parts_and_a_table_give_what_one_file_gives(saved, measure):
     one = str(measure(saved / "rows.npz"))
     for name in ("parts", "rows.parquet"):
         assert str(measure(saved / name)) == one.replace("rows.npz", name)

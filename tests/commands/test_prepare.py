@@ -29,14 +29,9 @@ def photos(root: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_usual_side_is_what_the_larger_of_the_transforms_needs(tmp_path):
     config = photos(tmp_path)
-    for number, (overrides, side) in enumerate(
-        [
-            ([], 37),
-            (["data.test_transform.params.margin=1.5"], 48),
-            (["data.train_transform={name: crop_flip, params: {margin: null}}"], 80),
-        ]
-    ):
-        result = prepare_data(config, tmp_path / f"out{number}", overrides)
+    whole = "data.train_transform={name: crop_flip, params: {margin: null}}"
+    for overrides, side in (([], 37), (["data.test_transform.params.margin=1.5"], 48), ([whole], 80)):
+        result = prepare_data(config, tmp_path / f"out{side}", overrides)
         assert (result.how.short_side, result.images) == (side, 48)
         assert result.how.interpolation == "area"
     assert prepare_data(config, tmp_path / "out", short_side=20).how.short_side == 20
@@ -92,9 +87,8 @@ def test_a_side_that_is_too_small_for_the_transform_is_told(tmp_path):
     config = photos(tmp_path)
     prepare_data(config, tmp_path / "out", short_side=20)
     settings = read_config(config, [f"data.prepared={tmp_path / 'out'}"])
-    with pytest.warns(
-        AurankWarning, match=r"data\.prepared: .* 20 pixels, and (random_crop|center) asks for 37; .*--short-side 37"
-    ):
+    said = r"data\.prepared: .* 20 pixels, and (random_crop|center) asks for 37; .*--short-side 37"
+    with pytest.warns(AurankWarning, match=said):
         rehearse(settings)
 
 

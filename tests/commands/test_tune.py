@@ -53,7 +53,7 @@ def table(out: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_both_ends_of_each_range_make_a_loss(loss: str, tmp_path: Path) -> None:
+def test_both_ends_of_each_range_make_a_loss(loss, tmp_path):
     rows = {ROWS[loss]: str(tmp_path / "rows.npz")} if loss in ROWS else {}
     given: dict[str, Any] = {"loss": {"name": loss, "params": NEEDS.get(loss, rows)}}
     config = config_of(tmp_path, **given, model={"dim": WIDTH})
@@ -70,7 +70,7 @@ def test_both_ends_of_each_range_make_a_loss(loss: str, tmp_path: Path) -> None:
             build_loss(read_config(config.model_dump(mode="json"), overrides), train)
 
 
-def test_a_range_holds_the_configurations_own_value_and_leaves_out_choices_that_do_not_fit(tmp_path: Path) -> None:
+def test_a_range_holds_the_configurations_own_value_and_leaves_out_choices_that_do_not_fit(tmp_path):
     changes: dict[str, Any] = {"sampler": {"batch": 12}, "optim": {"lr": 0.2}, "loss": {"params": {"temperature": 0.7}}}
     ranges = searched_ranges(config_of(tmp_path, **changes), {})
     assert ranges["sampler.params.per_class"].choices == (2, 4)  # a batch of 12 holds no two classes of 8
@@ -82,7 +82,7 @@ def test_a_range_holds_the_configurations_own_value_and_leaves_out_choices_that_
 # -- folds ------------------------------------------------------------------------------------------------------------
 
 
-def test_folds_are_of_whole_classes_and_of_nearly_one_size() -> None:
+def test_folds_are_of_whole_classes_and_of_nearly_one_size():
     digits = READERS["digits"](None)
     fold = class_folds(digits, 5, seed=3)
     assert np.bincount(fold).min() > 0.9 * len(digits) / 5
@@ -100,7 +100,7 @@ def test_folds_are_of_whole_classes_and_of_nearly_one_size() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_test_image(tmp_path: Path) -> None:
+def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_test_image(tmp_path):
     config = config_of(tmp_path)
     lines: list[dict[str, Any]] = []
     told: list[str] = []  # by some steps, which change nothing of the trials
@@ -128,7 +128,7 @@ def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_tes
     assert tune(read_config(again), tmp_path / "again", ranges=RATE | ONLY, trials=2, folds=2) == found
 
 
-def test_no_trial_is_outside_of_a_given_range_nor_recorded_as_another(tmp_path: Path) -> None:
+def test_no_trial_is_outside_of_a_given_range_nor_recorded_as_another(tmp_path):
     lines: list[dict[str, Any]] = []
     given = {"train.steps": Range(2, 3)}  # of 4
     told: list[tuple[str, int, int]] = []
@@ -150,9 +150,7 @@ def test_no_trial_is_outside_of_a_given_range_nor_recorded_as_another(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_search_of_images_leaves_out_their_test_split_and_prunes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_of_images_leaves_out_their_test_split_and_prunes(tmp_path, monkeypatch):
     seen: list[Manifest] = []
 
     def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any, **_: Any) -> aurank.TrainResult:
@@ -202,7 +200,7 @@ Loop.step = stopped
 
 
 @pytest.mark.slow
-def test_a_search_that_was_interrupted_finds_what_it_would_have_found(tmp_path: Path) -> None:
+def test_a_search_that_was_interrupted_finds_what_it_would_have_found(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(dump_config(config_of(tmp_path)), encoding="utf-8")
     words = ("tune", file, "--trials", 5, "--folds", 2, "--out")
@@ -258,7 +256,7 @@ def kill_searches(folder: Path, kills: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_trial_ends_whatever_kills_the_process_of_a_search(tmp_path: Path) -> None:
+def test_every_trial_ends_whatever_kills_the_process_of_a_search(tmp_path):
     searches = CONTEXT.Process(target=kill_searches, args=(tmp_path, 30))
     searches.start()
     searches.join()
@@ -266,7 +264,7 @@ def test_every_trial_ends_whatever_kills_the_process_of_a_search(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_refused_before_a_training(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_before_a_training(tmp_path):
     config, out = config_of(tmp_path), tmp_path / "out"
     file = tmp_path / "mine.yaml"
     file.write_text(dump_config(config), encoding="utf-8")

@@ -55,11 +55,8 @@ def test_an_index_remembers_the_text_tower_and_ranks_as_the_model_of_transformer
     photos = [index.read_image(row) for row in range(len(index))]
     tokens = tokeniser(TEXTS, padding=True, truncation=True, return_tensors="pt")
     with torch.inference_mode():
-        outputs = model(
-            pixel_values=processor(images=photos, return_tensors="pt")["pixel_values"],
-            input_ids=tokens["input_ids"],
-            attention_mask=tokens["attention_mask"],
-        )
+        pixels = processor(images=photos, return_tensors="pt")["pixel_values"]
+        outputs = model(pixel_values=pixels, **{name: tokens[name] for name in ("input_ids", "attention_mask")})
     cosine = (outputs.text_embeds @ outputs.image_embeds.T).double().numpy()
     assert np.ptp(cosine, axis=0).max() > 0.1  # the texts differ
     for text, hits in enumerate(ranking(index, texts=TEXTS)):
@@ -128,10 +125,8 @@ def test_steps_of_an_index_change_words_as_they_change_photos(made: Path) -> Non
     build_index(name, images, out=made / "steps", postprocess="query_expansion:k=3")
     index = ImageIndex.open(made / "steps")
     gallery = np.asarray(index.rows.embeddings)
-    for query, options in (
-        (index.embed_texts(["red mug"]), {"texts": ["red mug"]}),
-        (mixed_query(np.stack([gallery[3], index.embed_texts(["blue"])[0]])), {}),
-    ):
+    mixed = mixed_query(np.stack([gallery[3], index.embed_texts(["blue"])[0]]))
+    for query, options in ((index.embed_texts(["red mug"]), {"texts": ["red mug"]}), (mixed, {})):
         (moved,) = expanded(query, gallery, k=3, alpha=3.0)
         expected = mixed_cosines([moved.tolist()], [1.0], gallery.tolist())
         (hits,) = ranking(index, **options) if options else ranking(index, queries=query)

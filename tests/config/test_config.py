@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from testing.configs import CHOICES, MINIMAL, VALID, read_yaml
 
-from aurank.config import (
-    Config,
-    ConfigError,
-    LossTerm,
-    config_difference,
-    dump_config,
-    known_keys,
-    load_config,
-    shipped_configs,
-)
-from aurank.config.schema import DataConfig, OptimConfig, TrainConfig
+from aurank.config import Config, ConfigError, LossTerm, config_difference, dump_config, load_config, shipped_configs
+from aurank.config.schema import DataConfig, OptimConfig, TrainConfig, known_keys
 from aurank.errors import UserError
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 from testing.configs import CHOICES, MINIMAL, VALID, read_yaml
@@ -95,7 +96,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_configuration_yields_all_its_errors_with_suggestions(name: str) -> None:
+def test_a_wrong_configuration_yields_all_its_errors_with_suggestions(name):
     edits, expected = WRONG[name]
     errors = errors_of(edits)
     for start, end in expected.items():
@@ -103,12 +104,12 @@ def test_a_wrong_configuration_yields_all_its_errors_with_suggestions(name: str)
     assert len(errors) == len(expected), errors
 
 
-def test_a_misspelt_argument_is_not_taken_for_a_key_of_another_section() -> None:
+def test_a_misspelt_argument_is_not_taken_for_a_key_of_another_section():
     (line,) = errors_of("{loss: {params: {temperatur: 1}}}")  # optim.temperature_lr is like it
     assert "did you mean" not in line
 
 
-def test_a_run_made_shorter_is_right_with_the_overrides_that_its_errors_name() -> None:
+def test_a_run_made_shorter_is_right_with_the_overrides_that_its_errors_name():
     optim = {"lr": 0.1, "warmup_steps": 10}
     source = {**MINIMAL, "optim": optim, "memory": {"size": 113, "start_at": 20}}
     with pytest.raises(ConfigError) as caught:
@@ -128,7 +129,7 @@ def test_a_run_made_shorter_is_right_with_the_overrides_that_its_errors_name() -
         ("lr=2", r"lr: unknown key \(got 2\)"),
     ],
 )
-def test_a_mistake_in_an_override_names_it(override: str, message: str) -> None:
+def test_a_mistake_in_an_override_names_it(override, message):
     (line,) = errors_of("{}", [override])
     assert re.match(f"override '{re.escape(override)}'.*: .*{message}", line)
 
@@ -142,12 +143,7 @@ def test_a_mistake_in_an_override_names_it(override: str, message: str) -> None:
         (["evaluate.metrics=[mauprcc]"], "evaluate.metrics: .*mauprcc"),
     ],
 )
-def test_backbones_and_their_options_are_checked_without_their_weights(
-    overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr("timm.models._builder.load_pretrained", never)
+def test_backbones_and_their_options_are_checked_without_their_weights(overrides, message, monkeypatch):
+    monkeypatch.setattr("timm.models._builder.load_pretrained", Mock(side_effect=AssertionError("loaded")))
     with pytest.raises(ConfigError, match=f"override '.*': {message}"):
         read_config("grocery/soprc", overrides)

@@ -28,7 +28,7 @@ def _error(tmp_path: Path, text: str | bytes, *overrides: str) -> str:
     return line.removeprefix(str(tmp_path / "config.yaml"))
 
 
-def test_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+def test_scalars_are_those_of_yaml_1_2(tmp_path):
     text = "[1e-4, 1E3, .5, -2., 0, 1_000, 1:30, no, on, yes, True, null, ~, 2020-01-01, '1', <<, =, '${oc.env:HOME}']"
     assert _load(tmp_path, VALID.replace("drop_rate: 0.1", f"drop_rate: {text}")).model.params["drop_rate"] == [
         1e-4, 1e3, 0.5, -2.0, 0, 1000, "1:30", "no", "on", "yes", True, None, None, "2020-01-01", "1", "<<", "=",
@@ -47,19 +47,17 @@ def test_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
         "*anchor",
     ],
 )
-def test_nothing_in_a_file_or_an_override_runs_or_is_looked_up(tmp_path: Path, attempt: str) -> None:
+def test_nothing_in_a_file_or_an_override_runs_or_is_looked_up(tmp_path, attempt):
     marker = tmp_path / "marker"
     attempt = attempt.format(marker=marker) if "{marker}" in attempt else attempt
-    for text, overrides in (
-        (VALID.replace("drop_rate: 0.1", f"drop_rate: {attempt} "), ()),
-        (VALID, [f"model.params.drop_rate={attempt}"]),
-    ):
+    written = VALID.replace("drop_rate: 0.1", f"drop_rate: {attempt} ")
+    for text, overrides in ((written, ()), (VALID, [f"model.params.drop_rate={attempt}"])):
         line = _error(tmp_path, text, *overrides)
         assert any(said in line for said in ("refused", "undefined alias", "cannot be read"))
     assert not marker.exists()
 
 
-def test_every_mistake_is_told_with_the_place_that_it_came_from(tmp_path: Path) -> None:
+def test_every_mistake_is_told_with_the_place_that_it_came_from(tmp_path):
     text = VALID.replace("lr: 1e-2", "lrr: 1e-2").replace("[50, 80]", "[50, x]").replace("seed: 7", "seed: -7")
     with pytest.raises(ConfigError) as caught:
         _load(tmp_path, text, "train.ema=2", "data.workers=-1", "data={name: table, params: {file: 3}}")
@@ -90,20 +88,19 @@ def test_every_mistake_is_told_with_the_place_that_it_came_from(tmp_path: Path) 
         (VALID + "7: x\n", ":26:1: 7: unknown key"),
     ],
 )
-def test_a_file_that_is_no_mapping_of_texts_gives_one_line(tmp_path: Path, text: str | bytes, expected: str) -> None:
+def test_a_file_that_is_no_mapping_of_texts_gives_one_line(tmp_path, text, expected):
     assert _error(tmp_path, text).startswith(expected)
 
 
-def test_a_byte_order_mark_is_no_error_and_a_missing_file_names_one_like_it(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_error_and_a_missing_file_names_one_like_it(tmp_path):
     assert _load(tmp_path, b"\xef\xbb\xbf" + VALID.encode()).seed == 7
     with pytest.raises(ConfigError, match=r"cnfig\.yaml: no such file; did you mean '.*config\.yaml'\?"):
         load_config(tmp_path / "cnfig.yaml", choices=CHOICES)
 
 
-def test_a_dict_may_hold_paths_tuples_and_components() -> None:
-    config = load_config(
-        {**MINIMAL, "data": {"name": "digits", "root": Path("/x")}, "evaluate": {"recall_at": (1, 2)}}, choices=CHOICES
-    )
+def test_a_dict_may_hold_paths_tuples_and_components():
+    held = {"data": {"name": "digits", "root": Path("/x")}, "evaluate": {"recall_at": (1, 2)}}
+    config = load_config({**MINIMAL, **held}, choices=CHOICES)
     assert config.data.root == Path("/x")
     assert load_config({**MINIMAL, "loss": config.loss}, choices=CHOICES).loss == config.loss
 
@@ -112,7 +109,7 @@ ODD: list[Any] = [object(), b"x", {1, 2}, {(1, 2): 3}, 10**5000, Fraction(10**40
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
-def test_a_dict_that_holds_what_yaml_has_not_is_refused_in_one_line(odd: Any) -> None:
+def test_a_dict_that_holds_what_yaml_has_not_is_refused_in_one_line(odd):
     with pytest.raises(ConfigError) as caught:
         load_config({**MINIMAL, "seed": odd}, choices=CHOICES)
     assert len(caught.value.errors) == 1
@@ -122,7 +119,7 @@ def test_a_dict_that_holds_what_yaml_has_not_is_refused_in_one_line(odd: Any) ->
         load_config({**MINIMAL, "model": {"params": {"loop": loop}}}, choices=CHOICES)
 
 
-def test_overrides_set_values_lists_null_and_paths_through_params(tmp_path: Path) -> None:
+def test_overrides_set_values_lists_null_and_paths_through_params(tmp_path):
     config = _load(
         tmp_path, VALID, "optim.lr=1e-4", "evaluate.recall_at=[1, 2]", "miner=null", "loss.params.semi_variance=null",
         "model.params.extra.deep=true", "train.ema=", "data.root=a=b", "optim.schedule.params.milestones=[20]",
@@ -137,19 +134,19 @@ def test_overrides_set_values_lists_null_and_paths_through_params(tmp_path: Path
     assert config.optim.schedule.params["milestones"] == [20]
 
 
-def test_the_last_override_counts_and_one_may_be_plain_text(tmp_path: Path) -> None:
+def test_the_last_override_counts_and_one_may_be_plain_text(tmp_path):
     assert _load(tmp_path, VALID, "seed=1", "seed=2").seed == 2
     assert load_config(MINIMAL, "seed=9", choices=CHOICES).seed == 9
 
 
-def test_an_override_makes_the_sections_it_needs() -> None:
+def test_an_override_makes_the_sections_it_needs():
     made = ["miner.name=margin", "miner.params.margin=0.3", "data.train_transform.params.scale=[0.1,1]"]
     config = load_config(MINIMAL, made, choices=CHOICES)
     assert config.miner.params == {"margin": 0.3}
     assert config.data.train_transform.name == "crop_flip"
 
 
-def test_naming_another_component_drops_the_params_of_the_file_and_says_so(tmp_path: Path) -> None:
+def test_naming_another_component_drops_the_params_of_the_file_and_says_so(tmp_path):
     said = r"^loss\.name=smooth leaves out the loss\.params of rank: tau1=0\.2, prior='frequency', semi_variance="
     given = "loss.params.temperature=1"
     for overrides in (["loss.name=smooth"], ["loss.name=smooth", given], [given, "loss.name=smooth"]):
@@ -173,9 +170,7 @@ SCRAPS = [
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(SCRAPS) | st.text(max_size=3), max_size=25).map("".join))
-def test_any_text_as_file_or_override_ends_valid_or_in_a_config_error(
-    tmp_path_factory: pytest.TempPathFactory, text: str
-) -> None:
+def test_any_text_as_file_or_override_ends_valid_or_in_a_config_error(tmp_path_factory, text):
     path, tree = tmp_path_factory.getbasetemp() / "random.yaml", read_yaml(VALID)
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     for source, overrides in ((path, []), (tree, [text]), (tree, [f"model.params.x={text}"]), ({text: text}, [])):

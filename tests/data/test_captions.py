@@ -16,8 +16,6 @@ CAPTIONS = [
     "royal gala apple in a grocery store",
     "A photo of café au lait, 2 litres!",
 ]
-
-
 LEARNT = Tokeniser.learn(CAPTIONS, length=400)
 
 
@@ -31,13 +29,10 @@ def test_no_text_is_unknown_and_every_one_comes_back(text: str) -> None:
     assert LEARNT.decode(rows) == [tidied(text.lower())]
 
 
-def test_rows_start_end_and_are_padded() -> None:
+def test_rows_start_end_and_are_padded_and_cut_texts_are_counted() -> None:
     tokeniser = Tokeniser([], length=8)
     assert tokeniser.encode(["Ab", ""]).tolist() == [[1, 3 + 32, 3 + 97, 3 + 98, 2, 0, 0, 0], [1, 2, 0, 0, 0, 0, 0, 0]]
-
-
-def test_long_texts_lose_their_ends_and_are_counted() -> None:
-    tokeniser = Tokeniser([], length=6)
+    tokeniser = Tokeniser([], length=6)  # in which long texts lose their ends
     rows = tokeniser.encode(["abcdef", "abc"])
     assert rows[0, -1] == 2
     assert tokeniser.decode(rows) == ["abc", "abc"]
@@ -52,6 +47,7 @@ def test_the_tokeniser_is_the_same_for_any_order_of_texts_and_after_a_round_trip
     assert again.state_dict() == tokeniser.state_dict()
     assert again.vocabulary == tokeniser.vocabulary > 259
     assert torch.equal(again.encode(CAPTIONS), tokeniser.encode(CAPTIONS))
+    assert Tokeniser.learn(CAPTIONS, vocabulary=270).vocabulary == 270
 
 
 def slow_merges(words: dict[str, int], most: int) -> list[bytes]:
@@ -88,7 +84,3 @@ def test_merges_are_those_of_counting_every_pair_anew(words: dict[str, int]) -> 
     spelt = tokeniser.decode(torch.arange(259, tokeniser.vocabulary)[:, None])
     expected = slow_merges({f" {word}": count for word, count in words.items()}, 12)
     assert spelt == [word.decode().removeprefix(" ") for word in expected]
-
-
-def test_the_vocabulary_is_bounded() -> None:
-    assert Tokeniser.learn(CAPTIONS, vocabulary=270).vocabulary == 270

@@ -10,17 +10,10 @@ from PIL import Image
 from testing.inputs import held_bytes
 from testing.trees import array_manifest, pixels, png, write_tree
 
-from aurank.data import (
-    TRANSFORMS,
-    ArraySource,
-    HierarchicalSampler,
-    Manifest,
-    PKSampler,
-    ShuffledSampler,
-    build_manifest,
-)
+from aurank.data import TRANSFORMS, ArraySource, Manifest, build_manifest
 from aurank.data.decode import decode
 from aurank.data.readers.folders import read_folder
+from aurank.data.samplers import HierarchicalSampler, PKSampler, ShuffledSampler
 from aurank.errors import UserError
 
 EIGHT = np.repeat(np.arange(8), 4)
@@ -60,10 +53,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: PKSampler(EIGHT, 15, world_size=2), "for each of 2 processes = 16"),
         (lambda: HierarchicalSampler(EIGHT, 16), "draws super-categories, and the data set has none; use pk"),
         (lambda: HierarchicalSampler(EIGHT, 16, super_labels=EIGHT // 8), "the training set has 1 super-categories"),
-        (
-            lambda: HierarchicalSampler(EIGHT, 16, super_labels=np.arange(32) // 3),
-            "images of label 0 have several super-c",
-        ),
+        (lambda: HierarchicalSampler(EIGHT, 16, super_labels=np.arange(32) // 3), "of label 0 have several super-c"),
         (lambda: HierarchicalSampler(EIGHT, 16, super_labels=EIGHT, categories=5), "= 4, got 5"),
         (lambda: ShuffledSampler(EIGHT, 1), "at least 2 images a batch are needed"),
         (lambda: next(ShuffledSampler(EIGHT[:10], 8, world_size=4).iterate()), "no batch of epoch 1 has 2 rows for"),
@@ -94,10 +84,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: transform("resize")(pixels(0, 9, 8, 1)), "uint8 of shape [9, 8, 1]"),
         (lambda: transform("resize")(pixels(0, 9, 8, 3)[:0]), "uint8 of shape [0, 8, 3]"),
         (lambda: transform("resize")(pixels(0, 9, 8, 3) / 255), "float64 of shape [9, 8, 3]"),
-        (
-            lambda: transform("resize")(Image.new("I", (8, 8))),
-            "integers of 32 bits (mode I) do not say which value is white",
-        ),
+        (lambda: transform("resize")(Image.new("I", (8, 8))), "of 32 bits (mode I) do not say which value is white"),
         (lambda: transform("resize", channels=2)(Image.new("L", (8, 8))), "an image of Pillow gives 1, 3 or 4"),
     ],
 )

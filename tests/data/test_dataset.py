@@ -12,8 +12,6 @@ from aurank.errors import UserError
 
 
 class CountingSource(ArraySource):
-    """A source that keeps a list of what was read."""
-
     def __init__(self, images):
         super().__init__(images)
         self.read = []
@@ -60,19 +58,6 @@ def test_a_batch_holds_its_items_in_order(cache_bytes):
     assert len({image.numpy().tobytes() for image in batch.image}) == 5
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 2**20])
-def test_an_unreadable_row_is_missing_from_all_views(tmp_path, cache_bytes):
-    manifest = _sick_tree(tmp_path)
-    pipeline = TRANSFORMS["crop_flip"](16, 3)
-    dataset = ImageDataset(manifest, pipeline, channels=3, on_error="skip", cache_bytes=cache_bytes)
-    sick = [row for row in range(8) if manifest.paths[row] in ("class0/2.png", "class1/5.png")]
-    batch = dataset.__getitems__(view_keys([0, *sick, 7], 0, views=3))
-    assert batch.id.tolist() == [0, 7] * 3
-    assert len(batch.image) == 6
-    nothing = dataset.__getitems__(view_keys(sick, 0, views=3))
-    assert (nothing.image.shape, len(nothing.id)) == ((0, 3, 16, 16), 0)
-
-
 def test_with_labels_of_their_own_only_the_views_of_an_image_share_one():
     manifest = with_own_labels(array_manifest({"train": [3, 4]}))
     assert manifest.labels.tolist() == list(range(7))
@@ -89,9 +74,8 @@ def test_images_are_kept_only_if_all_of_them_fit():
 
 
 def test_kept_images_are_read_once_and_only_the_rows_of_the_manifest():
-    images = {str(row): pixels(row) for row in range(6)}
     manifest = array_manifest({"train": [3], "test": [3]})
-    source = CountingSource(dict(zip(manifest.paths, images.values(), strict=True)))
+    source = CountingSource({path: pixels(row) for row, path in enumerate(manifest.paths)})
     part = dataclasses.replace(manifest, source=source).split("test")
     dataset = ImageDataset(part, TRANSFORMS["resize"](8, 3), channels=3)
     source.read.clear()
@@ -103,24 +87,26 @@ def test_kept_images_are_read_once_and_only_the_rows_of_the_manifest():
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
-def test_corrupt_images_are_skipped_and_counted_when_told(tmp_path, cache_bytes):
+def test_corrupt_images_are_missing_from_all_views_and_counted_when_told(tmp_path, cache_bytes):
     manifest = _sick_tree(tmp_path)
-    dataset = ImageDataset(manifest, TRANSFORMS["resize"](8, 3), channels=3, on_error="skip", cache_bytes=cache_bytes)
-    batch = dataset.__getitems__(list(range(8)))
+    crop = TRANSFORMS["crop_flip"](16, 3)
+    dataset = ImageDataset(manifest, crop, channels=3, on_error="skip", cache_bytes=cache_bytes)
+    batch = dataset.__getitems__(view_keys(range(8), 0, views=3))
     assert dataset.skipped == ["class0/2.png", "class1/5.png"]
     good = [row for row in range(8) if manifest.paths[row] not in dataset.skipped]
-    assert batch.id.tolist() == good
-    assert batch.label.tolist() == manifest.labels[good].tolist()
+    assert batch.id.tolist() == good * 3
+    assert batch.label.tolist() == manifest.labels[good * 3].tolist()
+    assert len(batch.image) == 18
     bad = manifest.paths.index("class0/2.png")
-    assert dataset.__getitems__([bad]).image.shape == (0, 3, 8, 8)
+    nothing = dataset.__getitems__(view_keys([bad], 0, views=3))
+    assert (nothing.image.shape, len(nothing.id)) == ((0, 3, 16, 16), 0)
     with pytest.raises(UserError, match=r"none of the 1 images of .* can be read \(first: 'class0/2\.png'\)"):
         ImageDataset(manifest.select([bad]), TRANSFORMS["resize"](8, 3), channels=3, on_error="skip")
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
 def test_an_image_that_the_transform_cannot_take_is_named_or_skipped(cache_bytes):
-    sizes = {"a": 60, "b": 40, "c": 50}
-    images = {name: pixels(0, size, size) for name, size in sizes.items()}
+    images = {name: pixels(0, size, size) for name, size in {"a": 60, "b": 40, "c": 50}.items()}
     columns = {"paths": list(images), "labels": ["x"] * 3, "splits": ["train"] * 3}
     manifest = build_manifest("three", ArraySource(images), **columns)
     crop = TRANSFORMS["albumentations"](32, 3, pipeline=[{"name": "RandomCrop", "height": 48, "width": 48}])

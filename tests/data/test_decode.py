@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import io
 import struct
 import zlib
@@ -8,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sklearn.datasets import load_sample_images
 from testing.inputs import held_bytes
 from testing.trees import pixels
 
-from aurank.data import ArraySource
+from aurank.data import TRANSFORMS, ArraySource, FolderSource, ImageDataset, build_manifest
 from aurank.data.decode import decode, quiet_decoding
 from aurank.data.sources import PartsSource
 from aurank.errors import UserError
@@ -80,11 +82,10 @@ GREYS = np.arange(0, 256, 5, dtype=np.int64).reshape(4, 13)[:, :12]
 def _png(values: np.ndarray, *chunks: tuple[bytes, bytes]) -> bytes:
     """Returns a PNG with further chunks before its pixels."""
     png = _file(Image.fromarray(values)).read_bytes("x")
-    further = (
-        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        for kind, content in chunks
-    )
-    return png[:33] + b"".join(further) + png[33:]
+    for kind, content in chunks[::-1]:
+        chunk = struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        png = png[:33] + chunk + png[33:]
+    return png
 
 
 def _tiff(content: bytes, bits: int, sample_format: int, order: str = "<") -> bytes:
@@ -105,11 +106,8 @@ def test_the_range_that_a_file_declares_decides_its_grey_values(order: str) -> N
     deep = GREYS.astype(np.uint16)
     np.testing.assert_array_equal(grey(_png(deep * 256 + 255)), GREYS)
     np.testing.assert_array_equal(grey(b"P5\n12 4\n4095\n" + (deep * 16).astype(">u2").tobytes()), GREYS)
-    for values, kind, bits, sample_format in (
-        (GREYS * 256 + 255, "u2", 16, 1),
-        (GREYS * 256 - 2**15, "i2", 16, 2),
-        (GREYS - 2**7, "i1", 8, 2),
-    ):
+    unsigned, signed = (GREYS * 256 + 255, "u2", 16, 1), (GREYS * 256 - 2**15, "i2", 16, 2)
+    for values, kind, bits, sample_format in (unsigned, signed, (GREYS - 2**7, "i1", 8, 2)):
         file = _tiff(values.astype(f"{order}{kind}").tobytes(), bits, sample_format, order)
         np.testing.assert_array_equal(grey(file), GREYS)
     pairs = (GREYS * 16 + 3).reshape(-1, 2).tolist()
@@ -159,3 +157,88 @@ def test_a_damaged_file_is_an_image_or_named_and_nothing_else(data, kind):
     # Anything but a UserError would fail the test.
     with quiet_decoding(), contextlib.suppress(UserError):
         assert decode(held_bytes(bytes(broken[:length])), "x", 3).shape[2] == 3
+
+
+# -- JPEGs of training photos decoded at a fraction of their size: when, and how close
+
+SIDE = 240  # of what a random part of 224 pixels is cut from, 256, a sixteenth less
+
+
+@functools.cache
+def photo(width: int = 640, height: int = 480, number: int = 0) -> Image.Image:
+    return Image.fromarray(load_sample_images().images[number]).resize((width, height), Image.Resampling.LANCZOS)
+
+
+@pytest.mark.parametrize(
+    ("size", "least", "expected"),
+    [
+        ((640, 480), SIDE, (320, 240)),
+        ((640, 480), SIDE + 1, (640, 480)),
+        ((480, 640), 120, (120, 160)),
+        ((640, 480), 60, (80, 60)),
+        ((640, 480), 1, (80, 60)),
+        ((644, 484), 60, (161, 121)),
+        ((641, 480), 60, (641, 480)),
+        ((256, 256), 8, (256, 256)),
+        ((640, 480), None, (640, 480)),
+    ],
+)
+def test_the_scale_leaves_enough_and_divides_the_sides(size, least, expected):
+    found = decode(_file(photo(*size), "JPEG"), "x", 3, least_side=least)
+    assert found.shape == (*expected[::-1], 3)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("channels", [None, 1, 3, 4])
+def test_a_photo_decoded_smaller_is_the_photo_made_smaller(mode, channels):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    source = _file(photo().convert(mode), "JPEG", exif=exif, quality=95)
+    small, whole = (decode(source, "x", channels, least_side=least) for least in (SIDE, None))
+    assert small.shape == (320, 240, whole.shape[2])
+    averaged = whole.astype(float).reshape(320, 2, 240, 2, -1).mean(axis=(1, 3))
+    assert np.abs(small - averaged).mean() < 2
+
+
+def test_a_crop_of_a_photo_decoded_smaller_differs_by_two_levels_at_most():
+    pipeline = TRANSFORMS["crop_flip"](224, 3)
+    differences = []
+    for number in range(2):
+        source = _file(photo(number=number), "JPEG", quality=90)
+        small, whole = (decode(source, "x", 3, least_side=least) for least in (pipeline.least_decoded_side, None))
+        assert small.shape == (240, 320, 3)
+        first, second = pipeline.prepare(small), pipeline.prepare(whole)
+        for seed in range(4):
+            pair = [pipeline.augment(prepared, seed).astype(float) for prepared in (first, second)]
+            differences.append(np.abs(pair[0] - pair[1]).mean())
+    assert np.mean(differences) < 2
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "needed", "least"),
+    [
+        ("crop_flip", {}, 256, 240),
+        ("crop_flip", {"margin": None}, 560, 525),
+        ("random_crop", {}, 256, 384),
+        ("simclr", {}, 256, 240),
+        ("simclr", {"margin": None}, 792, 743),
+        ("affine", {}, 896, 896),
+        ("center", {"margin": 1}, 224, 336),
+        ("resize", {}, 224, 336),
+    ],
+)
+def test_every_transform_says_how_many_pixels_it_needs(name, params, needed, least):
+    pipeline = TRANSFORMS[name](224, 3, **params)
+    assert (pipeline.needed_side, pipeline.least_decoded_side) == (needed, least)
+
+
+def test_only_a_data_set_that_asks_for_it_decodes_smaller(tmp_path):
+    photo().save(tmp_path / "a.jpg")
+    same = {"paths": ["a.jpg", "a.jpg"], "labels": ["a", "b"], "splits": ["train"] * 2}
+    manifest = build_manifest("m", FolderSource(tmp_path), **same, boxes=[[-1] * 4, [0, 0, 400, 400]])
+    pipeline = TRANSFORMS["crop_flip"](64, 3, margin=None, scale=(1, 1))
+    shapes = []
+    pipeline.prepare = lambda image: (shapes.append(image.shape[:2]), image)[1]
+    for reduced in (False, True):
+        ImageDataset(manifest, pipeline, channels=3, cache_bytes=0, reduced=reduced).__getitems__([0, 1])
+    assert shapes == [(480, 640), (400, 400), (60, 80), (400, 400)]  # a box is of the pixels of the file

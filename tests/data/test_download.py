@@ -81,7 +81,7 @@ def refusal(name: str, root: Path, **options: object) -> str:
     return str(error.value)
 
 
-def test_a_set_is_fetched_and_read_and_not_fetched_again(server: Server, groceries: bytes, tmp_path: Path) -> None:
+def test_a_set_is_fetched_and_read_and_not_fetched_again(server, groceries, tmp_path):
     root, seen = tmp_path / "data", list[tuple[int, int | None]]()
     assert fetch("grocery", root, on_bytes=lambda *bytes: seen.append(bytes)) == f"Grocery Store Dataset is in {root}"
     assert [path.name for path in root.iterdir()] == [ZIP]
@@ -91,22 +91,21 @@ def test_a_set_is_fetched_and_read_and_not_fetched_again(server: Server, groceri
     assert server.asked == 1
 
 
-def test_another_checksum_or_content_is_not_taken(server: Server, groceries: bytes, tmp_path: Path) -> None:
+def test_another_checksum_or_content_is_not_taken(server, groceries, tmp_path):
     root = tmp_path / "data"
     server.files["Stanford_Online_Products.zip"] = groceries
     assert "as published, of md5 7f73d41a2f44250d4779881525aea32e: run the command again" in refusal("sop", root)
     assert list(root.iterdir() if root.exists() else ()) == []
     server.files[ZIP] = groceries[:5000]
-    assert f"cannot be read as a zip archive (File is not a zip file); fetch it again; remove {root / ZIP}" in refusal(
-        "grocery", root
-    )
+    said = refusal("grocery", root)
+    assert f"cannot be read as a zip archive (File is not a zip file); fetch it again; remove {root / ZIP}" in said
     folder = grocery_tree(tmp_path / "fewer", images=3)
     (root / ZIP).unlink()
     server.files[ZIP] = zip_tree(folder, tmp_path / "fewer.zip", prefix=f"{folder.name}/").read_bytes()
     assert "has 45 images of 15 classes, expected 90 images of 15 classes" in refusal("grocery", root)
 
 
-def test_a_full_disk_and_a_broken_connection_leave_nothing(server: Server, groceries: bytes, tmp_path: Path) -> None:
+def test_a_full_disk_and_a_broken_connection_leave_nothing(server, groceries, tmp_path):
     root = tmp_path / "data"
 
     def full(*bytes: object) -> None:
@@ -119,7 +118,7 @@ def test_a_full_disk_and_a_broken_connection_leave_nothing(server: Server, groce
     assert not root.exists()
 
 
-def test_no_network_no_such_file_and_no_address_are_told(server: Server, tmp_path: Path) -> None:
+def test_no_network_no_such_file_and_no_address_are_told(server, tmp_path):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -139,9 +138,7 @@ def packed(folder: Path, *, further: str | None = None) -> bytes:
 
 
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="older Pythons unpack no tar")
-def test_an_archive_is_unpacked_where_the_reader_looks_and_nowhere_else(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_is_unpacked_where_the_reader_looks_and_nowhere_else(server, tmp_path, monkeypatch):
     root, file = tmp_path / "data", "CUB_200_2011.tgz"
     for further in ("../outside", None):
         server.files[file] = packed(cub_tree(tmp_path / str(further)), further=further)
@@ -154,9 +151,7 @@ def test_an_archive_is_unpacked_where_the_reader_looks_and_nowhere_else(
     assert len(READERS["cub200"](root)) == 9
 
 
-def test_a_mirror_of_several_files_is_their_folder(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mirror_of_several_files_is_their_folder(server, tmp_path, monkeypatch):
     omniglot_zip(tmp_path / "omniglot_full.zip")
     shutil.unpack_archive(tmp_path / "omniglot_full.zip", tmp_path / "whole")
     for file in FETCHED["omniglot"].addresses:
@@ -171,9 +166,7 @@ def test_a_mirror_of_several_files_is_their_folder(
 
 
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="older Pythons unpack no tar")
-def test_what_lies_there_otherwise_is_left_alone(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_there_otherwise_is_left_alone(server, tmp_path, monkeypatch):
     root, file = tmp_path / "data", "CUB_200_2011.tgz"
     server.files[file] = packed(cub_tree(tmp_path))
     monkeypatch.setitem(BENCHMARKS["cub200"].archives, file, hashlib.md5(server.files[file]).hexdigest())
@@ -183,12 +176,12 @@ def test_what_lies_there_otherwise_is_left_alone(
 
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS.keys() - FETCHED.keys()))
-def test_a_set_without_an_address_says_where_to_ask(name: str, tmp_path: Path) -> None:
+def test_a_set_without_an_address_says_where_to_ask(name, tmp_path):
     said = refusal(name, tmp_path)
     assert f"{BENCHMARKS[name].title} has no public address: get it from {BENCHMARKS[name].origin} (terms: " in said
 
 
-def test_every_set_that_is_fetched_is_verified_by_md5_or_by_a_reader_that_counts() -> None:
+def test_every_set_that_is_fetched_is_verified_by_md5_or_by_a_reader_that_counts():
     for name, about in FETCHED.items():
         assert about.addresses.keys() <= about.archives.keys() or name in BENCHMARKS
         assert all(address.startswith("https://") for address in about.addresses.values())

@@ -5,15 +5,16 @@ import multiprocessing
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from testing.trees import pixels, zip_tree
+from testing.trees import pixels, write_tree, zip_tree
 
-from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest, prepared
+from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, build_manifest, open_source, prepared
 from aurank.data.prepared import IMAGES, Preparation, PreparedImages, contents, prepare_images
 from aurank.errors import AurankError, UserError
 
@@ -28,7 +29,7 @@ def photos(root: Path, count: int = 6) -> Manifest:
     return listed(root)
 
 
-def listed(root: Path, source: FolderSource | ZipSource | None = None) -> Manifest:
+def listed(root: Path, source=None) -> Manifest:
     paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
     labels = [path.split("/")[0] for path in paths]
     return build_manifest("m", source or FolderSource(root), paths=paths, labels=labels, splits=["train"] * len(paths))
@@ -50,10 +51,8 @@ def test_raw_pixels_at_the_side_that_the_transform_asks_for_are_those_of_the_ori
     result = prepare_images(manifest, tmp_path / "out", raw())
     assert (result.images, result.written, result.unreadable) == (6, 6, ())
     keys = [5, 0, (3, 1, 0), (2, 0, 1), (2, 0, 0)]
-    first, second = (
-        data_of(manifest, folder, name, cache_bytes=cache_bytes).__getitems__(keys)
-        for folder in (None, tmp_path / "out")
-    )
+    data = [data_of(manifest, folder, name, cache_bytes=cache_bytes) for folder in (None, tmp_path / "out")]
+    first, second = (each.__getitems__(keys) for each in data)
     assert torch.equal(first.image, second.image)
     assert torch.equal(first.id, second.id)
     assert torch.equal(first.label, second.label)
@@ -74,7 +73,7 @@ def test_an_original_that_changed_is_named_and_prepared_again(tmp_path, kind):
     file = tmp_path / "photos" / "c1" / "3.png"
     archive = tmp_path / "a.zip"
     if kind == "in a zip":
-        manifest = listed(tmp_path / "photos", ZipSource(zip_tree(tmp_path / "photos", archive)))
+        manifest = listed(tmp_path / "photos", open_source(zip_tree(tmp_path / "photos", archive)))
     prepare_images(manifest, tmp_path / "out", raw())
     if kind == "as long":
         content = bytearray(file.read_bytes())
@@ -85,7 +84,7 @@ def test_an_original_that_changed_is_named_and_prepared_again(tmp_path, kind):
         Image.fromarray(pixels(9, 80, 80)).save(file)
     if kind == "in a zip":
         zip_tree(tmp_path / "photos", archive)
-        manifest = listed(tmp_path / "photos", ZipSource(archive))
+        manifest = listed(tmp_path / "photos", open_source(archive))
     with pytest.raises(UserError, match=r"1 of 6 images of m were changed .* \(first: 'c1/3\.png'\); give aurank"):
         data_of(manifest, tmp_path / "out")
     assert prepare_images(manifest, tmp_path / "out", raw()).written == 1
@@ -99,7 +98,7 @@ def test_originals_that_were_copied_or_are_gone_are_not_changed(tmp_path):
     for path in (tmp_path / "photos").rglob("*.png"):
         os.utime(path, (10**9, 10**9))
     assert torch.equal(data_of(manifest, tmp_path / "out")[2][0], expected)
-    archive = listed(tmp_path / "photos", ZipSource(zip_tree(tmp_path / "photos", tmp_path / "a.zip")))
+    archive = listed(tmp_path / "photos", open_source(zip_tree(tmp_path / "photos", tmp_path / "a.zip")))
     assert torch.equal(data_of(archive, tmp_path / "out")[2][0], expected)
     for path in (tmp_path / "photos").rglob("*.png"):
         path.unlink()
@@ -168,9 +167,8 @@ def test_a_killed_preparation_goes_on(tmp_path, monkeypatch, garbage):
         if done == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    process = multiprocessing.get_context("fork").Process(
-        target=prepare_images, args=(manifest, tmp_path / "out", raw()), kwargs={"progress": die}
-    )
+    work = partial(prepare_images, manifest, tmp_path / "out", raw(), progress=die)
+    process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -195,9 +193,7 @@ def test_a_full_disk_ends_in_one_line_and_what_was_prepared_stays(tmp_path, monk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        AurankError, match=r"into .*out: No space left on device; what was prepared stays: give"
-    ) as said:
+    with pytest.raises(AurankError, match=r"into .*: No space left on device; what was prepared stays: give") as said:
         prepare_images(manifest, tmp_path / "out", raw())
     assert "\n" not in str(said.value)
     monkeypatch.undo()
@@ -231,3 +227,62 @@ def test_what_does_not_fit_is_refused(tmp_path):
         prepare_images(manifest, tmp_path / "out", raw(40))
     with pytest.raises(UserError, match=r"have 3 channels, not data\.channels=1"):
         PreparedImages(tmp_path / "out").rows_of(manifest, 1)
+
+
+# -- What tells the images of a data set from others of the same names
+
+NAMES = [f"{number % 4}/{number}.png" for number in range(100)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_tree(tmp_path / "folder", NAMES)
+
+
+def manifest_of(root: Path) -> Manifest:
+    labels = [name.split("/")[0] for name in NAMES]
+    return build_manifest("small", open_source(root), paths=NAMES, labels=labels, splits=["train"] * len(NAMES))
+
+
+def test_a_moved_touched_or_archived_data_set_is_the_same(folder, tmp_path):
+    before = contents(manifest_of(folder))
+    shutil.copytree(folder, tmp_path / "moved", copy_function=shutil.copyfile)
+    os.utime(tmp_path / "moved" / NAMES[0], (0, 0))
+    assert contents(manifest_of(tmp_path / "moved")) == before
+    archived = contents(manifest_of(zip_tree(folder, tmp_path / "images.zip")))
+    assert {name: archived[name] for name in before} == before
+
+
+def test_other_bytes_under_an_old_name_are_seen(folder):
+    before = contents(manifest_of(folder))
+    changed = bytearray((folder / NAMES[7]).read_bytes())
+    changed[-1] ^= 1
+    (folder / NAMES[7]).write_bytes(changed)
+    after = contents(manifest_of(folder))
+    assert after["sizes"] == before["sizes"]
+    assert after["sample"] != before["sample"]
+    (folder / NAMES[7]).write_bytes(bytes(5))
+    assert contents(manifest_of(folder))["sizes"] != before["sizes"]
+    (folder / NAMES[7]).unlink()
+    assert contents(manifest_of(folder))["sizes"] != before["sizes"]
+
+
+def test_of_a_large_folder_a_sample_is_read_and_of_a_large_archive_nothing(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_SMALL", 1000)
+    manifest, read = manifest_of(folder), []
+    original = type(manifest.source).read_bytes
+    kind = type(manifest.source)
+    monkeypatch.setattr(kind, "read_bytes", lambda self, path: read.append(path) or original(self, path))
+    before = contents(manifest)
+    assert len(set(read)) == len(read) == 64
+    for name in NAMES:
+        (folder / name).write_bytes(bytes((folder / name).stat().st_size))
+    after = contents(manifest)
+    assert read[64:] == read[:64]
+    assert after["sizes"] == before["sizes"]
+    assert after["sample"] != before["sample"]
+    packed = manifest_of(zip_tree(folder, tmp_path / "images.zip"))
+    monkeypatch.setattr(type(packed.source), "read_bytes", lambda self, path: pytest.fail("read"))
+    archived = contents(packed)
+    assert {name: archived[name] for name in after} == after
+    assert set(archived) - set(after) == {"sums"}

@@ -312,8 +312,6 @@ def test_shuffled_sees_every_image_once_in_nearly_equal_batches(count, batch):
 
 
 class Uneven(ShuffledSampler):
-    """Batches of eight, three and eight rows."""
-
     def global_batches(self, epoch: int) -> list[list[np.ndarray]]:
         return [[rows] for rows in np.split(self.generator(epoch).permutation(19), [8, 11])]
 

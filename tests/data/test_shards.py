@@ -45,7 +45,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_parts_hold_the_arrays_of_one_file(tmp_path: Path) -> None:
+def test_parts_hold_the_arrays_of_one_file(tmp_path):
     write(tmp_path / "rows")
     assert names(tmp_path / "rows") == ["index.parquet", "part-00000.npy", "part-00001.npy", "part-00002.npy"]
     kept = np.delete(np.arange(COUNT), 12)
@@ -72,9 +72,7 @@ def test_parts_hold_the_arrays_of_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [7, 2**14])
-def test_a_table_holds_the_arrays_and_a_vector_of_fixed_size(
-    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_holds_the_arrays_and_a_vector_of_fixed_size(tmp_path, block, monkeypatch):
     monkeypatch.setattr("aurank.data.shards._BLOCK", block)
     write(tmp_path / "rows")
     embedded = Embedded.load(tmp_path / "rows")
@@ -88,7 +86,7 @@ def test_a_table_holds_the_arrays_and_a_vector_of_fixed_size(
         assert np.array_equal(again[name], np.asarray(values)) or (again[name] is values is None), name
 
 
-def test_a_lance_table_has_the_rows_of_the_parquet_table(tmp_path: Path) -> None:
+def test_a_lance_table_has_the_rows_of_the_parquet_table(tmp_path):
     lance = pytest.importorskip("lance")  # pip install pylance
     write(tmp_path / "rows")
     for name in ("rows.parquet", "rows.lance", "rows.lance"):
@@ -98,7 +96,7 @@ def test_a_lance_table_has_the_rows_of_the_parquet_table(tmp_path: Path) -> None
     assert (len(written.versions()), written.to_table().to_pylist()) == (2, table.to_pylist())
 
 
-def test_a_table_that_another_program_filtered_and_sorted_keeps_its_pairs(tmp_path: Path) -> None:
+def test_a_table_that_another_program_filtered_and_sorted_keeps_its_pairs(tmp_path):
     write(tmp_path / "rows")
     embedded = Embedded.load(tmp_path / "rows")
     embedded.save(tmp_path / "rows.parquet")
@@ -111,7 +109,7 @@ def test_a_table_that_another_program_filtered_and_sorted_keeps_its_pairs(tmp_pa
     assert np.array_equal(some.embeddings, embedded.embeddings[kept])
 
 
-def test_a_table_of_another_program_needs_vectors_and_labels(tmp_path: Path) -> None:
+def test_a_table_of_another_program_needs_vectors_and_labels(tmp_path):
     rows = {"vector": ROWS.tolist(), "label": [f"name {row % 4}" for row in range(COUNT)], "price": [*range(COUNT)]}
     (tmp_path / "rows.parquet").mkdir()
     pyarrow.parquet.write_table(pyarrow.table(rows).slice(0, 9), tmp_path / "rows.parquet" / "0.parquet")
@@ -120,36 +118,24 @@ def test_a_table_of_another_program_needs_vectors_and_labels(tmp_path: Path) -> 
     assert np.allclose(embedded.embeddings, ROWS)
     assert embedded.evaluate(recall_at=(1,)).metrics == evaluate(ROWS, COLUMNS["labels"], recall_at=(1,)).metrics
     uneven = {**rows, "vector": [[1.0], *ROWS[1:].tolist()]}
-    for odd, said in (
-        (uneven, "vector and label"),
-        ({"label": [0]}, r"No match for FieldRef\.Name\(vector\)"),
-        ({"vector": [[1.0]]}, "'labels'"),
-    ):
+    lacking = (({"label": [0]}, r"No match for FieldRef\.Name\(vector\)"), ({"vector": [[1.0]]}, "'labels'"))
+    for odd, said in ((uneven, "vector and label"), *lacking):
         pyarrow.parquet.write_table(pyarrow.table(odd), tmp_path / "odd.parquet")
         with pytest.raises(UserError, match=rf"odd\.parquet.*{said}") as caught:
             Embedded.load(tmp_path / "odd.parquet")
         assert "\n" not in str(caught.value)
 
 
-def test_rows_are_those_of_the_whole_matrix(tmp_path: Path) -> None:
+def test_rows_are_those_of_the_whole_matrix(tmp_path):
     write(tmp_path / "rows")
     rows, whole = read_shards(tmp_path / "rows")["embeddings"], np.delete(ROWS, 12, axis=0)
     chance = np.random.default_rng(1)
     places = chance.integers(0, 22, 50)
     assert rows.shape == whole.shape
     assert (rows.ndim, rows.dtype, len(rows), rows.size, rows.itemsize) == (2, np.float32, 22, 110, 4)
-    index = (
-        3,
-        -1,
-        slice(2, 9),
-        slice(8, 21),
-        slice(None),
-        slice(20, 2, -3),
-        slice(4, 4),
-        places,
-        places.reshape(5, 10),
-    )
-    for one in (*index, np.arange(22) % 3 == 0, [1, 2], np.empty(0, np.int64)):
+    slices = (slice(2, 9), slice(8, 21), slice(None), slice(20, 2, -3), slice(4, 4))
+    arrays = (places, places.reshape(5, 10), np.arange(22) % 3 == 0, [1, 2], np.empty(0, np.int64))
+    for one in (3, -1, *slices, *arrays):
         assert np.array_equal(rows[one], whole[one]), one
     for wrong in (22, [0, -23], (1, 2), np.ones(21, bool)):
         with pytest.raises(IndexError):
@@ -158,12 +144,11 @@ def test_rows_are_those_of_the_whole_matrix(tmp_path: Path) -> None:
     assert isinstance(chosen, MappedRows)
     assert np.array_equal(chosen, whole[places][10:40])
     assert np.array_equal(chosen[[3, 0]], whole[places][10:40][[3, 0]])
-    assert select_rows(np.load(tmp_path / "rows" / "part-00000.npy", mmap_mode="r"), [2])[:].tolist() == [
-        ROWS[2].tolist()
-    ]
+    first = np.load(tmp_path / "rows" / "part-00000.npy", mmap_mode="r")
+    assert select_rows(first, [2])[:].tolist() == [ROWS[2].tolist()]
 
 
-def test_a_broken_off_folder_begins_anew_and_a_finished_one_is_left_alone(tmp_path: Path) -> None:
+def test_a_broken_off_folder_begins_anew_and_a_finished_one_is_left_alone(tmp_path):
     folder = tmp_path / "rows"
     killed = ShardWriter(folder)
     for number in range(8):
@@ -217,7 +202,7 @@ def changed(path: Path) -> None:
         (lambda folder: shutil.rmtree(folder), "No such file or directory"),
     ],
 )
-def test_what_does_not_fit_is_named_in_one_line_with_the_remedy(tmp_path: Path, damage: object, said: str) -> None:
+def test_what_does_not_fit_is_named_in_one_line_with_the_remedy(tmp_path, damage, said):
     folder = tmp_path / "rows"
     write(folder)
     damage(folder)  # type: ignore[operator]

@@ -1,15 +1,20 @@
+import io
 import multiprocessing
+import os
 import pickle
+import struct
 import threading
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from testing.trees import pixels, png, write_tree, zip_tree
 
+from aurank.arrays import load_arrays
 from aurank.data import ArraySource, FolderSource, ImageSource, ZipSource, open_source
-from aurank.data.decode import decode
+from aurank.data.decode import decode, quiet_decoding
 from aurank.errors import UserError
 
 NAMES = ["a/1.png", "a/2.png", "b/c/3.png"]
@@ -99,3 +104,59 @@ def test_a_damaged_member_is_named(tmp_path):
     assert source.read_bytes("good.png") == png(0)
     with pytest.raises(UserError, match=r"image 'bad\.png' in .* cannot be read: Bad CRC"):
         source.read_bytes("bad.png")
+
+
+# -- Files that are endless, or made to harm: one clear error each, and little memory
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".png", "a\x00b.png"])
+def test_a_name_that_no_file_can_have_is_missing(tmp_path, name):
+    source = FolderSource(write_tree(tmp_path, NAMES))
+    assert not source.exists(name)
+    with pytest.raises(UserError):
+        source.read_bytes(name)
+    with pytest.raises(UserError):
+        open_source(tmp_path / name)
+
+
+def npy(shape: tuple[int, ...], kind: str) -> bytes:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": shape})
+    return header.getvalue() + bytes(64)
+
+
+def blank_png(width: int, height: int) -> bytes:
+    """Returns a PNG that claims this size, with no pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    start = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", start) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "said"),
+    [
+        (178_000_000, 1, "178,000,000 × 1 pixels are more than data.max_pixels=128,000,000"),
+        (13_000, 13_000, "13,000 × 13,000 pixels are more than data.max_pixels"),
+        (1, 100_000, "a strip of 1 × 100,000 pixels"),
+    ],
+)
+def test_an_image_too_large_to_hold_is_not_decoded(tmp_path, width, height, said):
+    (tmp_path / "x.png").write_bytes(blank_png(width, height))
+    with quiet_decoding(), pytest.raises(UserError, match=said):
+        decode(FolderSource(tmp_path), "x.png", 3)
+    (tmp_path / "x.npy").write_bytes(npy((10, 10), "|u1") + bytes(40))
+    with pytest.raises(UserError, match=r"more than data\.max_pixels=99"):
+        decode(FolderSource(tmp_path), "x.npy", 1, max_pixels=99)
+
+
+def test_a_pipe_and_an_endless_device_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    for name in ("pipe.png", "zero.png"):
+        with pytest.raises(UserError, match="a pipe or a device"):
+            decode(FolderSource(tmp_path), name, 3)
+        with pytest.raises(UserError, match="a pipe or a device"):
+            load_arrays(tmp_path / name)

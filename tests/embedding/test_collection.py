@@ -44,12 +44,11 @@ def in_milvus(folder: Path, name: str = "photos", **options: object) -> ImageInd
 
 
 def lists(index: ImageIndex, photos: Path, k: int = 30) -> list[list[tuple[str, str, float]]]:
-    """What every photo finds."""
     found = index.search(sorted(photos.rglob("*.png")), k)
     return [[(hit.path, hit.class_name, hit.score) for hit in one] for one in found]
 
 
-def test_the_lists_are_those_of_the_index_in_a_folder(made: Path) -> None:
+def test_the_lists_are_those_of_the_index_in_a_folder(made):
     index, folder = ImageIndex.open(f"milvus:{made}/gallery.db#photos"), ImageIndex.open(made / "index")
     assert lists(index, made / "photos") == lists(folder, made / "photos")
     assert index.about["recall"] == {"queries": 20.0, "1": 1.0, "10": 1.0}
@@ -70,7 +69,7 @@ def test_the_lists_are_those_of_the_index_in_a_folder(made: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("distance", DISTANCES)
-def test_every_distance_and_an_approximate_index(distance: str, made: Path, tmp_path: Path) -> None:
+def test_every_distance_and_an_approximate_index(distance, made, tmp_path):
     (tmp_path / "photos").symlink_to(made / "photos")
     folder = small_index(made / "photos", tmp_path / "index", distance=distance)
     for name, factory in (("flat", "Flat"), ("graph", "HNSW,M=8,efConstruction=64; ef=64")):
@@ -82,7 +81,7 @@ def test_every_distance_and_an_approximate_index(distance: str, made: Path, tmp_
 
 
 @pytest.mark.slow
-def test_images_are_added_replaced_and_removed(tmp_path: Path) -> None:
+def test_images_are_added_replaced_and_removed(tmp_path):
     write_photos(tmp_path / "photos")
     address = str(in_milvus(tmp_path).folder)
     write_photo(tmp_path / "photos/c9/new.png", 100)
@@ -105,7 +104,7 @@ def test_images_are_added_replaced_and_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["index", "milvus:gallery.db#photos"])
-def test_an_image_whose_class_changed_is_replaced(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_whose_class_changed_is_replaced(out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "photos"
     for number in range(4):
@@ -131,9 +130,7 @@ def paths_and_vectors(out: str) -> tuple[list[str], np.ndarray]:
     return rows.take(rows.ids)["path"].tolist(), np.asarray(rows.embeddings[rows.ids])
 
 
-def test_a_filling_that_was_cut_short_is_refused_and_made_anew(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filling_that_was_cut_short_is_refused_and_made_anew(made, tmp_path, monkeypatch):
     (tmp_path / "photos").symlink_to(made / "photos")
     left = tmp_path / "gallery.db/collections/photos"  # of a process that was killed in the middle of making it
     left.mkdir(parents=True)
@@ -151,7 +148,7 @@ def test_a_filling_that_was_cut_short_is_refused_and_made_anew(
     assert in_milvus(tmp_path, overwrite=True).about["revision"] == 1
 
 
-def test_another_model_or_width_is_refused(made: Path) -> None:
+def test_another_model_or_width_is_refused(made):
     address = f"milvus:{made}/gallery.db#photos"
     index = ImageIndex.open(address, model=OTHER)
     with pytest.raises(UserError, match=rf"{address}: the model {OTHER} has other weights .*; name .*{MODEL}"):
@@ -162,7 +159,7 @@ def test_another_model_or_width_is_refused(made: Path) -> None:
         index.search(np.ones((1, 3)))
 
 
-def test_what_is_no_collection_of_aurank(made: Path, tmp_path: Path) -> None:
+def test_what_is_no_collection_of_aurank(made, tmp_path):
     for address, said in (
         (f"milvus:{tmp_path}/none.db#photos", "no index at .*; make one with"),
         (f"milvus:{made}/gallery.db#none", "no index at .*; make one with"),
@@ -182,9 +179,7 @@ def test_what_is_no_collection_of_aurank(made: Path, tmp_path: Path) -> None:
         in_milvus(tmp_path, "other", postprocess="binary")
 
 
-def test_a_token_comes_from_the_environment_and_stays_nowhere(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_comes_from_the_environment_and_stays_nowhere(made, tmp_path, monkeypatch):
     import pymilvus
 
     monkeypatch.setenv("MILVUS_TOKEN", "me:secret")
@@ -206,7 +201,7 @@ def test_a_token_comes_from_the_environment_and_stays_nowhere(
 
 
 @pytest.mark.slow
-def test_its_embeddings_are_measured_and_its_scores_calibrated(made: Path) -> None:
+def test_its_embeddings_are_measured_and_its_scores_calibrated(made):
     images, address = ImageSelection(f"folder:{made / 'photos'}", split="all"), f"milvus:{made}/gallery.db#photos"
     sides = ((MODEL, images), (f"embeddings:{address}", None))
     by_model, by_rows = (evaluate_model(model, data).metrics for model, data in sides)
@@ -217,12 +212,11 @@ def test_its_embeddings_are_measured_and_its_scores_calibrated(made: Path) -> No
     assert by_rows == pytest.approx(by_model)
 
 
-def test_images_of_several_labels_keep_them(made: Path, tmp_path: Path) -> None:
+def test_images_of_several_labels_keep_them(made, tmp_path):
     manifest = READERS["folder"](made / "photos")
     labels = [("even", "photo") if row % 2 else ("odd", "photo") for row in range(len(manifest))]
-    listed = build_manifest(
-        "several", manifest.source, paths=manifest.paths, labels=labels, splits=["test"] * len(labels)
-    )
+    rows = {"paths": manifest.paths, "labels": labels, "splits": ["test"] * len(labels)}
+    listed = build_manifest("several", manifest.source, **rows)
     address = f"milvus:{tmp_path}/gallery.db#several"
     build_index(MODEL, ImageSelection(listed, split="all"), out=address)
     report = evaluate_model(f"embeddings:{address}")
@@ -230,7 +224,7 @@ def test_images_of_several_labels_keep_them(made: Path, tmp_path: Path) -> None:
     assert set(report.per_query["num_positives"].tolist()) == {len(labels) - 1}
 
 
-def test_what_is_closed_leaves_its_file_to_others(made: Path) -> None:
+def test_what_is_closed_leaves_its_file_to_others(made):
     index = ImageIndex.open(f"milvus:{made}/gallery.db#photos")
     with (made / "gallery.db/LOCK").open() as lock:
         with pytest.raises(BlockingIOError):

@@ -36,20 +36,17 @@ def model() -> TwoTower:
 
 
 def pairs_manifest(splits: list[str] | None = None) -> Manifest:
-    images = {
-        path: np.full((4, 4, 3), 40 * row, dtype=np.uint8) + np.arange(3, dtype=np.uint8)
-        for row, path in enumerate("abcd")
-    }
-    return build_manifest(
-        "pairs", ArraySource(images), paths=PATHS, labels=TEXTS, splits=splits or ["test"] * 6, texts=TEXTS
-    )
+    colours = np.arange(4)[:, None] * 40 + np.arange(3)
+    images = {path: np.full((4, 4, 3), colour, np.uint8) for path, colour in zip("abcd", colours, strict=True)}
+    rows = {"paths": PATHS, "labels": TEXTS, "splits": splits or ["test"] * 6, "texts": TEXTS}
+    return build_manifest("pairs", ArraySource(images), **rows)
 
 
 def dataset(manifest: Manifest, **given: str) -> ImageDataset:
     return ImageDataset(manifest, TRANSFORMS["center"](image_size=4, channels=3), channels=3, **given)
 
 
-def test_each_image_and_text_is_embedded_once_and_stands_in_every_pair(model: TwoTower) -> None:
+def test_each_image_and_text_is_embedded_once_and_stands_in_every_pair(model):
     tokeniser = Tokeniser([], length=16)
     asked: list[str] = []
 
@@ -73,7 +70,7 @@ def test_each_image_and_text_is_embedded_once_and_stands_in_every_pair(model: Tw
     assert found.evaluate(np.array([0, 3]), recall_at=(1,)).image_to_text.num_gallery == 2
 
 
-def test_images_that_cannot_be_read_are_left_out_with_all_their_texts(model: TwoTower) -> None:
+def test_images_that_cannot_be_read_are_left_out_with_all_their_texts(model):
     manifest = pairs_manifest()
     images = {path: np.zeros((4, 4, 3), dtype=np.uint8) for path in "bcd"}
     data = dataset(dataclasses.replace(manifest, source=ArraySource(images)), on_error="skip")
@@ -83,25 +80,17 @@ def test_images_that_cannot_be_read_are_left_out_with_all_their_texts(model: Two
     assert found.evaluate(recall_at=(1,)).image_to_text.num_queries == 3
 
 
-def test_test_rows_are_told_apart_by_what_training_has_seen() -> None:
-    manifest = build_manifest(
-        "groups",
-        ArraySource({}),
-        paths=[str(row) for row in range(6)],
-        labels=["cat", "owl", "cat", "cat", "dog", "owl"],
-        splits=["train"] * 2 + ["test"] * 4,
-        texts=["a cat", "an owl", "a cat", "one cat", "a dog", "one owl"],
-    )
+def test_test_rows_are_told_apart_by_what_training_has_seen():
+    rows = {"paths": [*"012345"], "labels": ["cat", "owl", "cat", "cat", "dog", "owl"]}
+    texts = ["a cat", "an owl", "a cat", "one cat", "a dog", "one owl"]
+    manifest = build_manifest("groups", ArraySource({}), **rows, splits=["train"] * 2 + ["test"] * 4, texts=texts)
     groups = groups_of(manifest.split("train"), manifest.split("test"))
-    assert {name: rows.tolist() for name, rows in groups.items()} == {
-        "seen_texts": [0],
-        "new_texts": [1, 3],
-        "new_classes": [2],
-    }
+    expected = {"seen_texts": [0], "new_texts": [1, 3], "new_classes": [2]}
+    assert {name: rows.tolist() for name, rows in groups.items()} == expected
     assert list(groups_of(manifest.split("train"), manifest.split("train"))) == ["seen_texts"]
 
 
-def test_texts_equal_but_for_case_are_one_text(model: TwoTower) -> None:
+def test_texts_equal_but_for_case_are_one_text(model):
     shouted = dataclasses.replace(pairs_manifest(), texts=("a cat", "A CAT", *TEXTS[2:]))
     found = embed_pairs(model, dataset(shouted))
     assert found.text_ids.tolist() == [0, 0, 1, 2, 0, 3]
@@ -112,17 +101,14 @@ def test_texts_equal_but_for_case_are_one_text(model: TwoTower) -> None:
 
 def labelled_manifest(labels: list[str], groups: list[int] | None = None) -> Manifest:
     plain = pairs_manifest()
-    return build_manifest(
-        "pairs", plain.source, paths=PATHS, labels=labels, splits=["test"] * 6, groups=groups, texts=TEXTS
-    )
+    rows = {"paths": PATHS, "labels": labels, "splits": ["test"] * 6, "groups": groups, "texts": TEXTS}
+    return build_manifest("pairs", plain.source, **rows)
 
 
 @pytest.mark.parametrize(
     ("groups", "comparable"), [(None, True), ([-1] * 6, True), ([0, 0, 0, 1, 2, 2], False), ([0, 1, 0, 1, 2, 2], True)]
 )
-def test_images_are_compared_where_one_has_a_positive_of_another_group(
-    model: TwoTower, groups: list[int] | None, comparable: bool
-) -> None:
+def test_images_are_compared_where_one_has_a_positive_of_another_group(model, groups, comparable):
     """Images a and b are of one class, c and d of another each."""
     manifest = labelled_manifest(["x", "x", "x", "y", "z", "z"], groups)
     found = embed_pairs(model, dataset(manifest)).images_alone(manifest)
@@ -132,7 +118,7 @@ def test_images_are_compared_where_one_has_a_positive_of_another_group(
         assert found.evaluate().metrics["mauprc"] > 0
 
 
-def test_an_image_of_several_texts_is_taken_once_if_it_has_one_label() -> None:
+def test_an_image_of_several_texts_is_taken_once_if_it_has_one_label():
     assert each_image_once(labelled_manifest(["x", "x", "x", "y", "z", "z"])).paths == ("a", "b", "c", "d")
     with pytest.raises(UserError, match="pairs has images with several labels"):
         each_image_once(pairs_manifest())

@@ -79,9 +79,7 @@ def sources(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["timm", "local-dir", "aurank", "onnx", "transformers", "open_clip", "python"])
-def test_a_saved_model_is_the_same_to_the_last_bit(
-    kind: str, sources: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_saved_model_is_the_same_to_the_last_bit(kind, sources, tmp_path, monkeypatch):
     name = sources(kind)
     loaded = aurank.load(name, allow_code=True)
     expected = loaded.encode(pictures())
@@ -104,7 +102,7 @@ def test_a_saved_model_is_the_same_to_the_last_bit(
             aurank.load(tmp_path / "saved")
 
 
-def test_images_of_every_form_are_embedded_alike(model: ImageModel, tmp_path: Path) -> None:
+def test_images_of_every_form_are_embedded_alike(model, tmp_path):
     photos = pictures()
     for number, photo in enumerate(photos):
         photo.save(tmp_path / f"{number}.png")
@@ -137,7 +135,7 @@ def test_images_of_every_form_are_embedded_alike(model: ImageModel, tmp_path: Pa
     model.module.eval()
 
 
-def test_what_is_wrong_is_one_line_that_names_it(model: ImageModel, tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line_that_names_it(model, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"broken")
     Image.new("RGB", (9, 9)).save(tmp_path / "whole.png")
     (tmp_path / "full").mkdir()
@@ -190,9 +188,7 @@ class OfflineHub:
 
 
 @pytest.mark.slow
-def test_a_model_goes_to_the_hub_and_comes_back(
-    model: ImageModel, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_goes_to_the_hub_and_comes_back(model, tiny_run, tmp_path, monkeypatch):
     double = OfflineHub(tmp_path, monkeypatch)
     url = model.push_to_hub("owner/net", licence="mit", private=True)
     assert (url, double.made) == ("https://hub/owner/net/commit/first", [("owner/net", True)])
@@ -210,7 +206,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(
         aurank.load("hf-hub:owner/none")
 
 
-def test_sentence_transformers_takes_the_model(model: ImageModel) -> None:
+def test_sentence_transformers_takes_the_model(model):
     util = pytest.importorskip("sentence_transformers.util")
     photos = pictures()
     pairs = util.paraphrase_mining(model, [*photos, photos[1].copy()], batch_size=2)
@@ -221,7 +217,7 @@ def test_sentence_transformers_takes_the_model(model: ImageModel) -> None:
 
 
 @pytest.mark.slow
-def test_mteb_takes_the_model_as_an_image_encoder(model: ImageModel) -> None:
+def test_mteb_takes_the_model_as_an_image_encoder(model):
     mteb, datasets = pytest.importorskip("mteb"), pytest.importorskip("datasets")
     loaders = pytest.importorskip("mteb._create_dataloaders")
     assert isinstance(model, mteb.EncoderProtocol)

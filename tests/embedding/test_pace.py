@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -43,14 +44,14 @@ def chosen(monkeypatch: pytest.MonkeyPatch, count: int, cost: Any) -> Pace:
     return found
 
 
-def test_the_fastest_batch_and_format_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_batch_and_format_are_taken(monkeypatch):
     for costs in ({8: 3e-4, 16: 1e-4, 32: 2e-4}, {8: 1e-4, 16: 2e-4, 32: 3e-4}, {16: 2e-4, 32: 1e-4, 64: 2e-4}):
         found = chosen(monkeypatch, 10**6, lambda batch, last, costs=costs: costs[batch] * (1 + last))
         assert found == (min(costs, key=costs.__getitem__), False)
     assert chosen(monkeypatch, 10**6, lambda batch, last: 1e-4 * (2 - last) * (1 + 1 / batch)) == (256, True)
 
 
-def test_a_trial_takes_three_seconds_and_a_small_part_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_takes_three_seconds_and_a_small_part_of_the_work(monkeypatch):
     for count, most in ((10**6, 3.0 * torch.get_num_threads()), (3000, 0.05 * 3000 * 1e-3)):
         model = Timed(lambda batch, last: 1e-3 * (1 + 1 / batch))
         monkeypatch.setattr("time.process_time", lambda model=model: model.clock)
@@ -59,7 +60,7 @@ def test_a_trial_takes_three_seconds_and_a_small_part_of_the_work(monkeypatch: p
         assert model.clock <= 1.1 * most
 
 
-def test_a_format_changes_rounding_alone_and_ends_with_its_context() -> None:
+def test_a_format_changes_rounding_alone_and_ends_with_its_context():
     encoder, images = Encoder("test_resnet", dim=8, pretrained=False).eval(), torch.rand(4, 3, 32, 32)
     with torch.inference_mode():
         before = encoder(images)
@@ -83,22 +84,17 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageSelection:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pace]:
     """No trial is made any more; the paces embedded with."""
 
-    def never(*_: object) -> Pace:
-        raise AssertionError("tried again")
-
     def noted(pace: Pace, model: nn.Module) -> Any:
         paces.append(pace)
         return kept_to(pace, model)
 
     paces: list[Pace] = []
-    monkeypatch.setattr(embedding, "find_pace", never)
+    monkeypatch.setattr(embedding, "find_pace", Mock(side_effect=AssertionError("tried again")))
     monkeypatch.setattr(embedding, "kept_to", noted)
     return paces
 
 
-def test_what_is_left_of_a_cache_is_embedded_as_the_rest_was(
-    images: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_of_a_cache_is_embedded_as_the_rest_was(images, tmp_path, monkeypatch):
     running = RunOptions(device="cpu", cache=tmp_path / "cache")
     first = embed_model(MODEL, images, running=running)
     (piece,) = (tmp_path / "cache").glob("*/*.safetensors")  # of many batches

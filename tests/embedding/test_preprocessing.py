@@ -28,12 +28,11 @@ def filled(model: dict[str, Any], **data: Any) -> tuple[tuple[float, ...], tuple
 
 
 def weights_of(folder: Path) -> str:
-    """A file of weights for the backbone."""
     save_file(timm.create_model(BACKBONE, pretrained=False).state_dict(), folder / "weights.safetensors")
     return str(folder / "weights.safetensors")
 
 
-def test_of_other_channels_pretrained_weights_take_the_mean_of_the_colours(tmp_path: Path) -> None:
+def test_of_other_channels_pretrained_weights_take_the_mean_of_the_colours(tmp_path):
     own, weights = timm.get_pretrained_cfg("resnet18"), weights_of(tmp_path)
     learnt = filled({"backbone": "resnet18", "pretrained": True}, channels=1)
     assert learnt == ((sum(own.mean) / 3,), (sum(own.std) / 3,), "bicubic")
@@ -52,16 +51,15 @@ def crop_of(model: dict[str, Any], **data: Any) -> Transform | None:
     return fill_preprocessing(read_config(config)).data.test_transform
 
 
-def test_trained_weights_are_measured_by_timms_crop_and_random_ones_by_256_of_224(tmp_path: Path) -> None:
+def test_trained_weights_are_measured_by_timms_crop_and_random_ones_by_256_of_224(tmp_path):
     weights = weights_of(tmp_path)
     own = Transform(name="timm", params={"crop_pct": 0.95, "crop_mode": "center"})
     assert crop_of({"backbone": BACKBONE, "pretrained": True}) == crop_of({"weights": weights}) == own
     assert crop_of({"backbone": BACKBONE}) == Transform(name="center")
     squashed = crop_of({"backbone": "dm_nfnet_f0", "pretrained": True})
     assert squashed == Transform(name="timm", params={"crop_pct": 0.9, "crop_mode": "squash"})
-    (tmp_path / "config.json").write_text(
-        '{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [1, 1, 1], "crop_pct": 0.9, "crop_mode": "border"}}'
-    )
+    own_crop = '"mean": [0.5, 0.5, 0.5], "std": [1, 1, 1], "crop_pct": 0.9, "crop_mode": "border"'
+    (tmp_path / "config.json").write_text(f'{{"pretrained_cfg": {{{own_crop}}}}}')
     folder = crop_of({"backbone": BACKBONE, "weights": str(tmp_path)})
     assert folder == Transform(name="timm", params={"crop_pct": 0.9, "crop_mode": "border"})
     for given in ({"name": "resize"}, {"params": {"margin": 1.5}}):  # without a name: center
@@ -69,7 +67,7 @@ def test_trained_weights_are_measured_by_timms_crop_and_random_ones_by_256_of_22
         assert component == Transform(**{"name": "center", **given})
 
 
-def test_the_configuration_overrides_the_backbone() -> None:
+def test_the_configuration_overrides_the_backbone():
     own = {"mean": [0.1, 0.2, 0.3], "std": [1, 0.5, 2]}
     found = filled({"backbone": BACKBONE, "pretrained": True}, normalise=own)
     assert found == ((0.1, 0.2, 0.3), (1, 0.5, 2), "bilinear")
@@ -110,9 +108,7 @@ def changed(run: Path, out: Path, **data: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_its_checkpoint_and_what_loads_it_show_images_alike(
-    trained: tuple[dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_its_checkpoint_and_what_loads_it_show_images_alike(trained, monkeypatch):
     config, run = trained
     # An upgrade of timm, and weights that are gone, change nothing of what was trained.
     monkeypatch.setattr("aurank.embedding.build.preprocessing", None)
@@ -132,9 +128,7 @@ def test_a_run_its_checkpoint_and_what_loads_it_show_images_alike(
 
 
 @pytest.mark.slow
-def test_first_weights_of_a_checkpoint_bring_what_they_were_trained_with(
-    trained: tuple[dict[str, Any], Path], tmp_path: Path
-) -> None:
+def test_first_weights_of_a_checkpoint_bring_what_they_were_trained_with(trained, tmp_path):
     run = changed(trained[1], tmp_path / "run", normalise={"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]})
     model = {"backbone": BACKBONE, "pretrained": True, "init_from": str(run)}
     assert filled(model) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")

@@ -21,7 +21,6 @@ MODEL, COUNT, BATCH = "timm:test_vit,pretrained=false", 30, 4
 
 
 def photos(folder: Path) -> ImageSelection:
-    """Thirty images of noise in five classes, of different sizes."""
     chance = np.random.default_rng(0)
     for row in range(COUNT):
         path = folder / "photos" / f"class {row // 6}" / f"{row:02d}.png"

@@ -1,5 +1,6 @@
-"""Files of an encoder give its embeddings: graphs and folders of timm."""
+"""Files of an encoder give its embeddings, graphs and folders of timm, or are refused."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import timm
 import torch
 from packaging.version import Version
 from PIL import Image, ImageOps
+from testing.galleries import graph
 from testing.picture_modes import write_pictures
 from testing.runs import tiny_config
 from torch.nn import functional
@@ -39,9 +41,7 @@ class Made(NamedTuple):
     pipeline: Pipeline
 
 
-def make(
-    pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", look: Any = None, **given: Any
-) -> Made:
+def make(pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", look=None, **given: Any) -> Made:
     config = ModelConfig(backbone=backbone, pretrained=False, dim=8, pooling=pooling, **given)  # type: ignore[arg-type]
     torch.manual_seed(0)
     encoder = Encoder(**encoder_arguments(config), channels=channels)
@@ -74,7 +74,7 @@ def embedded(name: str, images: list[Image.Image]) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) -> None:
+def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path):
     pytest.importorskip("onnxscript")
     look = {"image_size": (40, 24), "resize": "pad"}
     model = make("gem", channels=1, head_layers=2, channels_last=True, look=look)
@@ -108,9 +108,7 @@ def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) 
         ("test_efficientnet", {"params": {"drop_rate": 0.2}}, 2),
     ],
 )
-def test_timm_alone_gives_the_same_embeddings(
-    backbone: str, given: dict[str, Any], channels: int, tmp_path: Path
-) -> None:
+def test_timm_alone_gives_the_same_embeddings(backbone, given, channels, tmp_path):
     source = make(backbone=backbone, channels=channels, **given)
     write_folder(*source, tmp_path / "model.safetensors")
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
@@ -125,7 +123,7 @@ def test_timm_alone_gives_the_same_embeddings(
 
 
 @pytest.mark.slow
-def test_transformers_loads_the_folder_of_timm_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_loads_the_folder_of_timm_too(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
     source = make()
@@ -170,9 +168,7 @@ def require_equal(read: np.ndarray, expected: np.ndarray, pipeline: Pipeline) ->
         ),
     ],
 )
-def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
-    name: str, params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(name, params, tmp_path, monkeypatch):
     pipeline = TRANSFORMS[name](**{"channels": 3, "interpolation": "bicubic", "image_size": SIZE, **params})
     config = Config(**{key: value for key, value in tiny_config().items() if key != "evaluate"})
     facts: dict[str, Any] = {"data": "d", "split": "test", "measured": "", "files": {}, "checks": [], "versions": {}}
@@ -203,7 +199,7 @@ def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
 
 
 @pytest.mark.parametrize("name", TEST_TRANSFORMS)
-def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
+def test_stored_preprocessing_gives_the_same_tensor(name):
     look: dict[str, Any] = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "interpolation": "bicubic"}
     pipeline = TRANSFORMS[name]((16, 12), 3, **look, resize="pad")
     (image,) = photos(1)
@@ -213,3 +209,49 @@ def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
     pixels = inside(image)
     assert pixels.dtype == torch.uint8
     assert torch.equal(pipeline.normalise(pixels), pipeline(image))
+
+
+# -- Files that are cut short, of another version or of something else: one line each, with the remedy
+
+PIPELINE = TRANSFORMS["resize"](4, 3)
+
+
+def refusal(name: str) -> str:
+    """Return what is said of a model's file, without the name that it begins with."""
+    with pytest.raises(UserError) as caught:
+        load_model(name)
+    said = str(caught.value)
+    assert said.startswith(f"{name}: ")
+    assert said.count(name) == 1
+    assert "\n" not in said
+    return said.removeprefix(f"{name}: ")
+
+
+def test_graphs_that_cannot_be_used(tmp_path):
+    stored = pack_preprocessing(PIPELINE, dim=3, is_inside=True)
+    path = tmp_path / "model.onnx"
+    assert "the graph fails on images" in refusal(f"{graph(path)},size=16")
+    assert "of format 3" in refusal(graph(path, stored=stored.replace('"format": 2', '"format": 3')))
+    assert "it again, or upgrade onnxruntime" in refusal(graph(path, opset=99))
+    name = graph(path, stored=stored)
+    path.write_bytes(path.read_bytes()[:-100])
+    assert refusal(name).startswith("cannot be read as an ONNX model (")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: "[" * 100_000, "cannot be read"),
+        (lambda content: "[]", "list indices must be integers"),
+        (lambda content: json.dumps({**content, "format": 0}), "of format 0, expected 2"),
+        (lambda content: json.dumps({**content, "transform": {"name": "other"}}), "'other' is missing"),
+        (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "image_size"),
+        (lambda content: json.dumps(content).replace('"image_size": 4', '"image_size": 1000000000'), "images of"),
+    ],
+)
+def test_preprocessing_that_is_none_is_refused_in_one_line(change, message):
+    text = change(json.loads(pack_preprocessing(PIPELINE, dim=8, is_inside=True)))
+    with pytest.raises(UserError, match=message) as caught:
+        unpack_preprocessing(text, "model.onnx")
+    assert str(caught.value).startswith("model.onnx: ")
+    assert "\n" not in str(caught.value)

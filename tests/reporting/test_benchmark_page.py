@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,21 +31,9 @@ VALIDATION = {"A": 0.9, "B & C": 0.6, "late": 0.5}
 
 def made_up(seeds: int = 3) -> list[dict[str, Any]]:
     """Lines of three methods in two folds: B is 0.2 above A; the last seed of "late" diverged in one fold."""
-    lines: list[dict[str, Any]] = [
-        {
-            "kind": "benchmark",
-            "config": "c",
-            "overrides": [],
-            "methods": {name: [] for name in GAINS},
-            "settings": {"one": [], "two": []},
-            "without_training": ["", "center"],
-            "reference": "A",
-            "trials": 2,
-            "choose_by": {"folds": 2, "by": "class"},
-            "seeds": seeds,
-            "units": 99,
-        }
-    ]
+    head: dict[str, Any] = {"kind": "benchmark", "config": "c", "overrides": [], "reference": "A", "seeds": seeds}
+    head |= {"methods": {name: [] for name in GAINS}, "settings": {"one": [], "two": []}, "units": 99}
+    lines = [head | {"without_training": ["", "center"], "trials": 2, "choose_by": {"folds": 2, "by": "class"}}]
     cost = {"seconds": 1, "processor_seconds": 1, "commit": "c0", "torch": "2", "device": "x", "threads": 1}
     for split, queries in CLASSES.items():
         lines.append({"kind": "split", "split": split, "classes": ["x", "y"][: len(queries)], "queries": queries})
@@ -70,7 +57,7 @@ def made_up(seeds: int = 3) -> list[dict[str, Any]]:
     return lines
 
 
-def test_a_row_says_what_its_lines_say() -> None:
+def test_a_row_says_what_its_lines_say():
     (block,) = blocks_of(made_up())  # of the other setting there is nothing
     head, rows = cells_of(block)
     cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
@@ -93,7 +80,7 @@ def test_a_row_says_what_its_lines_say() -> None:
     assert cells["B & C"]["p, classes"] == "≤ 0.0004"  # 2 / 10,001 of two methods, the least there is
 
 
-def test_a_seed_counts_where_every_fold_was_tested() -> None:
+def test_a_seed_counts_where_every_fold_was_tested():
     lacking = {"kind": "run", "seed": 2, "split": "fold 1 of 2"}
     lines = [line for line in made_up() if {key: line.get(key) for key in lacking} != lacking]
     ((row, *_),) = (block.rows for block in blocks_of(lines))
@@ -102,7 +89,7 @@ def test_a_seed_counts_where_every_fold_was_tested() -> None:
     assert to_markdown_tables([]) == "*not run yet*"
 
 
-def test_a_table_is_escaped_and_names_what_tells_ranks_apart() -> None:
+def test_a_table_is_escaped_and_names_what_tells_ranks_apart():
     blocks = blocks_of(made_up())
     markdown = to_markdown_tables(blocks)
     assert "| B &amp; C |" in markdown
@@ -112,7 +99,7 @@ def test_a_table_is_escaped_and_names_what_tells_ranks_apart() -> None:
     assert to_markdown_tables(blocks, "two") == "*not run yet*"
 
 
-def test_the_page_has_tables_pictures_and_what_ended_early() -> None:
+def test_the_page_has_tables_pictures_and_what_ended_early():
     lines = made_up()
     lines[0]["methods"]["B & C"] = ["loss.name=x<y"]
     page = benchmark_page(lines, blocks_of(lines))
@@ -128,9 +115,7 @@ def test_the_page_has_tables_pictures_and_what_ended_early() -> None:
     assert "<dd>28 seconds</dd>" in page  # of a second each
 
 
-def told_apart(
-    differences: dict[str, np.ndarray], interval: Callable[[np.ndarray, float], tuple[float, float]]
-) -> set[str]:
+def told_apart(differences: dict[str, np.ndarray], interval: Callable[..., tuple[float, float]]) -> set[str]:
     """Names whose interval excludes 0 at Holm's level: 5 % by how many are left, as long as some do."""
     apart: set[str] = set()
     while left := differences.keys() - apart:
@@ -162,7 +147,6 @@ def expected_verdict(differences: dict[str, np.ndarray], queries: np.ndarray) ->
 
 
 def drawn(rng: np.random.Generator, methods: int, seeds: int) -> list[dict[str, Any]]:
-    """Lines of methods with gains and noises of all sizes."""
     lines = [line for line in made_up() if line["kind"] in ("benchmark", "split")]
     names = ["A", *(f"m{number}" for number in range(methods))]
     lines[0] |= {"methods": {name: [f"loss.name={name}"] for name in names}}
@@ -184,16 +168,14 @@ def ap_of(lines: list[dict[str, Any]], name: str, split: str) -> list[list[float
     return [line["ap_by_class"] for line in lines if line.get("method") == name and line["split"] == split]
 
 
-def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0() -> None:
+def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0():
     seen, rng = set[str](), np.random.default_rng(0)
     for _ in range(6):
         lines = drawn(rng, methods=6, seeds=4)
         (block,) = blocks_of(lines)
         queries = np.concatenate([line["queries"] for line in lines if line["kind"] == "split"]).astype(float)
-        ap = {
-            name: np.concatenate([ap_of(lines, name, split) for split in CLASSES], axis=1)
-            for name in lines[0]["methods"]
-        }
+        names = lines[0]["methods"]
+        ap = {name: np.concatenate([ap_of(lines, name, split) for split in CLASSES], axis=1) for name in names}
         expected = expected_verdict({name: each - ap["A"] for name, each in ap.items() if name != "A"}, queries)
         text, names = verdict(block, "16 classes")
         assert {how: set(each) for how, each in names.items()} == expected
@@ -205,22 +187,21 @@ def test_a_verdict_names_the_methods_whose_corrected_intervals_exclude_0() -> No
     assert "not told apart" in seen
 
 
-def test_a_verdict_needs_a_reference_and_says_of_how_many_seeds() -> None:
+def test_a_verdict_needs_a_reference_and_says_of_how_many_seeds():
     (block,) = blocks_of(made_up())
     text, names = verdict(block, "3 classes")  # "late" has a seed less
     assert names == {"better for other seeds and other classes": ["B & C", "late"]}
     assert "by 2 to 3 seeds and 3 classes (p" in text
     alone = [line for line in made_up(seeds=1) if line.get("method") != "late"]
     (block,) = blocks_of(alone)
-    assert verdict(block, "3 classes")[1] == {
-        "better for other classes alone": ["B & C"]
-    }  # one seed says nothing of others
+    # One seed says nothing of others.
+    assert verdict(block, "3 classes")[1] == {"better for other classes alone": ["B & C"]}
     assert "by 1 seed and" in verdict(block, "3 classes")[0]
     (block,) = blocks_of([line for line in alone if line["kind"] != "run" or line["method"] != "A"])
     assert verdict(block, "3 classes") == ("", {})
 
 
-def test_the_thin_interval_is_drawn_opaque_above_the_thick_one() -> None:
+def test_the_thin_interval_is_drawn_opaque_above_the_thick_one():
     (block,) = blocks_of(made_up())
     axes = Figure().add_subplot()
     draw_intervals(axes, block, beside=False)
@@ -241,7 +222,7 @@ def test_the_thin_interval_is_drawn_opaque_above_the_thick_one() -> None:
         ("untrained", {"kind": []}, "unhashable"),
     ],
 )
-def test_lines_that_are_damaged_are_one_line(kind: str, changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+def test_lines_that_are_damaged_are_one_line(kind, changes, text, tmp_path):
     lines, file = made_up(), tmp_path / "lines.jsonl"
     line = next(line for line in lines if line["kind"] == kind)
     line |= changes

@@ -1,20 +1,25 @@
 """report.html: what it shows agrees with the numbers, and no text from outside becomes markup."""
 
+import base64
+import io
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 import pytest
 from matplotlib.axes import Axes
+from PIL import Image
 from testing.cases import Elements
 
 import aurank
 from aurank.data.checks.findings import Finding
-from aurank.data.sources import ArraySource
+from aurank.data.decode import decode
+from aurank.data.sources import ArraySource, FolderSource
 from aurank.errors import UserError
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.index import overview
@@ -22,7 +27,7 @@ from aurank.evaluation.report import Report
 from aurank.reporting import report_page as report_module
 from aurank.reporting.charts import svg
 from aurank.reporting.grids import make_grids
-from aurank.reporting.pictures import Pictures
+from aurank.reporting.pictures import Pictures, thumbnail
 from aurank.reporting.report_page import report_page
 
 EVIL = (
@@ -41,7 +46,7 @@ def measured(rows: int = 24, **options: Any) -> Report:
     return report.named(np.array([f"{row}.png" for row in range(rows)]), names)
 
 
-def test_a_grid_shows_the_lists_of_the_report() -> None:
+def test_a_grid_shows_the_lists_of_the_report():
     report = measured()
     worst, median, _random = make_grids(report, Pictures(None), queries=4)
     assert [row["ap"] for row in worst["rows"]] == sorted(report.per_query["ap"].tolist())[:4]
@@ -61,7 +66,7 @@ def test_a_grid_shows_the_lists_of_the_report() -> None:
         assert all(one["is_right"] == (one["label"] == row["query"]["label"]) for one in row["hits"])
 
 
-def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) -> None:
+def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path):
     groups = np.array(["west", "east", ""])[np.arange(24) % 3]
     pairs = [
         {"query": "west", "gallery": "east", "num_queries": 8, "metrics": {"mauprc": 0.25, "recall@1": 0.125}},
@@ -81,7 +86,7 @@ def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) 
     assert table["neighbour_groups"].to_pylist() == groups[lists.row].tolist()
 
 
-def test_the_axes_of_a_row_of_charts_align() -> None:
+def test_the_axes_of_a_row_of_charts_align():
     drawn: list[Axes] = []
 
     def draw(axes: Axes, **options: Any) -> None:
@@ -98,7 +103,7 @@ def test_the_axes_of_a_row_of_charts_align() -> None:
     assert last[0] > first[0]  # long names of ticks get the room that they need
 
 
-def test_names_of_classes_break_at_their_underscores() -> None:
+def test_names_of_classes_break_at_their_underscores():
     report = measured()
     names = np.array([f"Oat_Milk_{label}" for label in report.per_query["label"]])
     page = report_page(report.named(None, names))
@@ -108,7 +113,7 @@ def test_names_of_classes_break_at_their_underscores() -> None:
     assert re.search(r"<tr><td>Oat_<wbr>Milk_<wbr>\d</td>", heat)
 
 
-def test_a_grid_of_a_class_and_an_unknown_one() -> None:
+def test_a_grid_of_a_class_and_an_unknown_one():
     grid = make_grids(measured(), Pictures(None), classes=["class 2"])[-1]
     assert grid["title"] == "Class class 2"
     assert {row["query"]["label"] for row in grid["rows"]} == {"class 2"}
@@ -116,7 +121,7 @@ def test_a_grid_of_a_class_and_an_unknown_one() -> None:
         make_grids(measured(), Pictures(None), classes=["clas 2"])
 
 
-def test_no_text_from_outside_becomes_markup() -> None:
+def test_no_text_from_outside_becomes_markup():
     names = [*EVIL, "\u202eltr\u202c", "x" * 100_000]
     texts = np.array([names[row % len(names)] for row in range(24)])
     evil = measured().named(texts, texts).made_by(f"aurank evaluate {EVIL[0]}")
@@ -132,13 +137,9 @@ def test_no_text_from_outside_becomes_markup() -> None:
     assert len(places.text) < 9000  # 100,000 characters of a name are not written out for each point
 
 
-def test_findings_are_shown_with_what_was_not_looked_at() -> None:
-    clean = {
-        "findings": [],
-        "paths": np.array(["a.png"]),
-        "classes": np.array(["cat"]),
-        "left_out": ["Pixels were not looked at."],
-    }
+def test_findings_are_shown_with_what_was_not_looked_at():
+    rows = {"paths": np.array(["a.png"]), "classes": np.array(["cat"])}
+    clean = {"findings": [], **rows, "left_out": ["Pixels were not looked at."]}
     page = Elements(report_page(measured(), examined=clean))
     assert "Nothing wrong was found. Pixels were not looked at." in page.text
     assert "Findings" not in Elements(report_page(measured())).text
@@ -151,7 +152,7 @@ def test_findings_are_shown_with_what_was_not_looked_at() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_fetched_from_elsewhere() -> None:
+def test_nothing_is_fetched_from_elsewhere():
     source = ArraySource({f"{row}.png": np.full((8, 8, 3), row, np.uint8) for row in range(24)})
     report = measured()
     page = report_page(report, source=source)
@@ -162,7 +163,7 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
     assert not re.search(r"url\((?!#)|@import", page)
 
 
-def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch):
     source = ArraySource({"0.png": np.zeros((200, 200, 3), np.uint8), "1.png": np.zeros((200, 200, 3), np.uint8)})
     pictures = Pictures(source, budget=900)
     shown = [pictures.of(f"{row}.png") for row in (0, 1, 2, 0)]
@@ -175,7 +176,7 @@ def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch: pytest.Monk
     assert "Pictures left out to keep the page small" in page.text
 
 
-def test_confusions_and_hubs_equal_loops() -> None:
+def test_confusions_and_hubs_equal_loops():
     report = measured(rows=60)
     lists = report.neighbours
     labels = np.arange(60) // 3
@@ -188,12 +189,9 @@ def test_confusions_and_hubs_equal_loops() -> None:
             taken = sum(labels[row] == other and other != one for q in of_class for row in lists.row[q])
             assert parts[i, j] == taken / listed
             most = max(most, taken)
-    assert most == max(
-        sum(labels[row] == b for q in range(60) if labels[lists.query[q]] == a for row in lists.row[q])
-        for a in range(20)
-        for b in range(20)
-        if a != b
-    )
+    near = zip(lists.query, lists.row, strict=True)
+    pairs = Counter((labels[query], labels[row]) for query, rows in near for row in rows)
+    assert most == max(count for (own, other), count in pairs.items() if own != other)
     counted = hubs(lists, 60, most=60, above=0.0)
     number = [(lists.row == row).sum() for row in range(60)]
     assert counted["lists"].tolist() == sorted((one for one in number if one), reverse=True)
@@ -209,8 +207,8 @@ def mapped(report: Report, rows: np.ndarray) -> list[dict[str, Any]]:
 
 
 def test_a_map_shows_each_query_where_its_embedding_is_in_the_colour_of_its_class_or_ap(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(overview, "importable", lambda name: False)
     rows = np.concatenate([np.eye(3)[[0, 0, 1, 1, 2]], [[1, 1, 1]]])
     report = aurank.evaluate(rows, [4, 4, 7, 7, 7, 9])  # the last has no positive and is no point
@@ -224,9 +222,32 @@ def test_a_map_shows_each_query_where_its_embedding_is_in_the_colour_of_its_clas
     assert len(set(places)) == 3
 
 
-def test_a_large_map_is_a_sample_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_map_is_a_sample_and_says_so(monkeypatch):
     monkeypatch.setattr(report_module, "MOST_POINTS", 10)
     rows = np.random.default_rng(3).standard_normal((24, 5))
     assert len(mapped(measured(), rows)) == 10
     assert "10 of the 24 queries, drawn at random," in report_page(measured(), embeddings=rows)
     assert 'id="map"' not in report_page(measured())
+
+
+def shown(content: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.mode in ("L", "RGB")  # nothing of it is transparent
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("side", [20, 80])  # a PNG, and a JPEG
+def test_what_is_transparent_lies_on_white_as_a_network_sees_it(side, tmp_path):
+    pixels = np.zeros((side, side, 4), np.uint8)
+    pixels[..., 0], pixels[: side // 2, :, 3] = 200, 255  # below its upper half, a red that nobody is meant to see
+    pixels[:, : side // 4, 3] = 128
+    Image.fromarray(pixels).save(tmp_path / "logo.png")
+    source = FolderSource(tmp_path)
+    seen = decode(source, "logo.png", 3)
+    picture = Pictures(source).of("logo.png")
+    alone = thumbnail(decode(source, "logo.png", None, on_white=True))[1]
+    for content in (base64.b64decode(picture.partition(",")[2]), alone):
+        found = shown(content)
+        for part, other in product((0.1, 0.9), repeat=2):  # the four corners
+            there = found[int(part * len(found)), int(other * len(found))]
+            assert np.abs(there - seen[int(part * side), int(other * side)]).max() <= 12  # JPEG's quality

@@ -1,7 +1,9 @@
 """The files of an evaluation: whole, together, and as the report says."""
 
+import csv
+import io
 from dataclasses import replace
-from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet
@@ -11,6 +13,7 @@ from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report, evaluate
 from aurank.reporting import tables, write_results
 from aurank.reporting.results import require_free
+from aurank.reporting.tables import class_csv, to_markdown
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,7 @@ def report() -> Report:
     return evaluate(rows, np.arange(30) % 3)
 
 
-def test_all_files_are_written_and_agree_with_the_report(report: Report, tmp_path: Path) -> None:
+def test_all_files_are_written_and_agree_with_the_report(report, tmp_path):
     out = tmp_path / "new" / "folder"
     out.mkdir(parents=True)
     (out / "report.html").write_text("", encoding="utf-8")  # of an earlier report
@@ -31,16 +34,10 @@ def test_all_files_are_written_and_agree_with_the_report(report: Report, tmp_pat
     assert np.array_equal(table["ap"].to_numpy(), report.per_query["ap"])
 
 
-def test_a_failure_leaves_the_earlier_files_as_they_were(
-    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_the_earlier_files_as_they_were(report, tmp_path, monkeypatch):
     write_results(report, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tables, "class_csv", full)
+    monkeypatch.setattr(tables, "class_csv", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(AurankError, match=r"cannot write to .*No space left on device"):
         write_results(replace(report, metrics={**report.metrics, "mauprc": 0.0}), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -49,14 +46,12 @@ def test_a_failure_leaves_the_earlier_files_as_they_were(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_training_runs_report_is_not_overwritten(report: Report, tmp_path: Path) -> None:
+def test_a_training_runs_report_is_not_overwritten(report, tmp_path):
     names = ("config.yaml", "metrics.jsonl", "report.json")
     for name in names:
         (tmp_path / name).write_text("the run's", encoding="utf-8")
     for act in (require_free, lambda out: write_results(report, out)):
-        with pytest.raises(
-            UserError, match=r"holds a training run, .* report\.json would be overwritten; name another"
-        ):
+        with pytest.raises(UserError, match=r"a training run, .* report\.json would be overwritten; name another"):
             act(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, "the run's")
     (tmp_path / "metrics.jsonl").unlink()  # any other folder, an earlier evaluation's too, is written to
@@ -64,7 +59,7 @@ def test_a_training_runs_report_is_not_overwritten(report: Report, tmp_path: Pat
         write_results(report, tmp_path)
 
 
-def test_a_folder_in_the_way_is_told_before_anything_is_replaced(report: Report, tmp_path: Path) -> None:
+def test_a_folder_in_the_way_is_told_before_anything_is_replaced(report, tmp_path):
     name = "per_query.parquet"
     write_results(report, tmp_path)
     (tmp_path / name).unlink()
@@ -77,10 +72,40 @@ def test_a_folder_in_the_way_is_told_before_anything_is_replaced(report: Report,
 
 
 @pytest.mark.slow
-def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tmp_path: Path) -> None:
+def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report, tmp_path):
     write_results(report.made_by("one"), tmp_path)
     with pytest.raises(UserError, match=r"holds the result of another command \(one\)"):
         write_results(report.made_by("two"), tmp_path)
     write_results(report.made_by("one"), tmp_path)
     write_results(report.made_by("two"), tmp_path, overwrite=True)
     assert Report.load(tmp_path / "report.json").command == "two"
+
+
+# -- Tables that other programs read: nothing in them is run
+
+EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", 'a,"b"\nc', "plain"]
+
+
+def test_no_class_name_is_a_formula_in_csv():
+    labels = np.repeat(EVIL, 2)
+    report = evaluate(np.random.default_rng(0).standard_normal((14, 4)), labels, recall_at=(1,))
+    head, *rows = csv.reader(io.StringIO(class_csv(report)))
+    assert head[:3] == ["class", "num_queries", "mauprc"]
+    assert {row[0] for row in rows} == {"'=HYPERLINK(1)", "'+1", "'-1", "'@SUM(A1)", "'\tx", 'a,"b"\nc', "plain"}
+    table = report.class_table()
+    assert [float(row[2]) for row in rows] == pytest.approx(sorted(table["mauprc"].tolist()), abs=1e-6)
+
+
+def test_names_are_escaped():
+    report = evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], metrics=["mauprc"])
+    name = '<script>alert(1)</script>|`a`\n\\| 50% & a_b^~ {x} "q"'
+    row = '| &lt;script>alert(1)&lt;/script>\\|\\`a\\` \\\\\\| 50% &amp; a_b^~ {x} "q" | 1.0000 |'
+    assert to_markdown({name: report}).splitlines()[2] == row
+
+
+def test_only_common_metrics_are_shown_unless_named():
+    metrics = {"a": ["mauprc", "mrr"], "b": ["mauprc", "minp"]}
+    reports = {name: evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], metrics=each) for name, each in metrics.items()}
+    assert to_markdown(reports).splitlines()[0] == "| model | mauprc |"
+    with pytest.raises(UserError, match="the report 'b' has no mrr; it has mauprc, minp"):
+        to_markdown(reports, ["mrr"])

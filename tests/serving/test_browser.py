@@ -7,7 +7,6 @@ import itertools
 import json
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,7 +95,6 @@ class Page:
         box.send_keys(Keys.DELETE, text, Keys.TAB)
 
     def requests(self) -> list[str]:
-        """Return the address of every request so far."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
 
@@ -117,9 +115,7 @@ def green() -> bytes:
     return file.getvalue()
 
 
-def test_a_token_given_as_a_password_opens_the_page_with_its_pictures(
-    started: webdriver.Chrome, index: ImageIndex
-) -> None:
+def test_a_token_given_as_a_password_opens_the_page_with_its_pictures(started, index):
     page = Page(started)
     with running_server(index, token="secret") as port:
         started.get(f"http://127.0.0.1:{port}/")
@@ -131,7 +127,7 @@ def test_a_token_given_as_a_password_opens_the_page_with_its_pictures(
         WebDriverWait(started, 20).until(lambda driver: driver.execute_script(loaded))
 
 
-def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chrome, index: ImageIndex) -> None:
+def test_drop_then_results_then_a_neighbour_then_a_filter(browser, index):
     page = Page(browser)
     with running_server(index) as port:
         origin = f"http://127.0.0.1:{port}/"
@@ -173,7 +169,7 @@ def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chr
     assert browser.get_log("browser") == []
 
 
-def test_words_are_typed_alone_and_beside_a_photo_and_stay_text(browser: webdriver.Chrome, tmp_path: Path) -> None:
+def test_words_are_typed_alone_and_beside_a_photo_and_stay_text(browser, tmp_path):
     page, words = Page(browser), words_index(tmp_path)
     wait = WebDriverWait(browser, 20, ignored_exceptions=[StaleElementReferenceException])
 
@@ -202,7 +198,7 @@ def test_words_are_typed_alone_and_beside_a_photo_and_stay_text(browser: webdriv
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_class_is_typed_scores_have_a_threshold_and_a_list_is_downloaded(neighbours: Page, index: ImageIndex) -> None:
+def test_a_class_is_typed_scores_have_a_threshold_and_a_list_is_downloaded(neighbours, index):
     page, browser, hits = neighbours, neighbours.driver, index.search_rows([3], k=29)[0]
     page.type("#class", "blu")
     assert page.one("#message").text == "There is no class blu; choose one of the list."
@@ -222,7 +218,7 @@ def test_a_class_is_typed_scores_have_a_threshold_and_a_list_is_downloaded(neigh
     assert [line["class"] for line in lines] == [str(hit.class_name) for hit in hits[:5]]
 
 
-def test_the_keyboard_chooses_pages_and_searches(browser: webdriver.Chrome, index: ImageIndex, tmp_path: Path) -> None:
+def test_the_keyboard_chooses_pages_and_searches(browser, index, tmp_path):
     page = Page(browser)
     (tmp_path / "green.png").write_bytes(green())
     with running_server(index) as port:
@@ -246,7 +242,7 @@ def test_the_keyboard_chooses_pages_and_searches(browser: webdriver.Chrome, inde
     assert browser.get_log("browser") == []
 
 
-def test_what_is_refused_is_said_on_the_page(browser: webdriver.Chrome, index: ImageIndex) -> None:
+def test_what_is_refused_is_said_on_the_page(browser, index):
     page = Page(browser)
     with running_server(index) as port:
         browser.get(f"http://127.0.0.1:{port}/")
@@ -266,7 +262,7 @@ def test_what_is_refused_is_said_on_the_page(browser: webdriver.Chrome, index: I
     WebDriverWait(browser, 20).until(lambda _: "does not answer" in page.one("#message").text)
 
 
-def test_the_page_fits_and_can_be_read(neighbours: Page) -> None:
+def test_the_page_fits_and_can_be_read(neighbours):
     browser = neighbours.driver
     for width, colours in itertools.product((390, 1280), ("light", "dark")):
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -289,7 +285,7 @@ def brightness(colour: str) -> int:
     return sum(int(part) for part in colour.strip("rgb()").split(",")[:3])
 
 
-def test_equal_names_show_the_folders_that_differ_and_a_cut_list_says_so(neighbours: Page) -> None:
+def test_equal_names_show_the_folders_that_differ_and_a_cut_list_says_so(neighbours):
     names = ["train/pear/anjou/1.jpg", "test/pear/anjou/1.jpg", "a/b/2.jpg", "a/c/2.jpg", "3.jpg", "x/3.jpg", "y/4.jpg"]
     shown = neighbours.driver.execute_script("return shortNames(arguments[0])", names)
     assert shown == ["train/…/1.jpg", "test/…/1.jpg", "b/2.jpg", "c/2.jpg", "3.jpg", "x/3.jpg", "4.jpg"]
@@ -297,7 +293,7 @@ def test_equal_names_show_the_folders_that_differ_and_a_cut_list_says_so(neighbo
     neighbours.until("Nearest images", "1–24 of the nearest 29")
 
 
-def test_a_page_is_as_wide_as_its_screen_and_folded_on_a_phone(browser: webdriver.Chrome, tmp_path: Path) -> None:
+def test_a_page_is_as_wide_as_its_screen_and_folded_on_a_phone(browser, tmp_path):
     rows = np.random.default_rng(0).normal(size=(200, 4))
     report = aurank.evaluate(rows, np.arange(200) // 2, neighbours=40)
     (tmp_path / "report.html").write_text(report_page(report), encoding="utf-8")
@@ -320,9 +316,7 @@ def test_a_page_is_as_wide_as_its_screen_and_folded_on_a_phone(browser: webdrive
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_why_shows_both_pictures_and_what_the_maps_explain(
-    browser: webdriver.Chrome, tmp_path: Path, neighbours: Page
-) -> None:
+def test_why_shows_both_pictures_and_what_the_maps_explain(browser, tmp_path, neighbours):
     def reason_of_the_second(shown: str) -> str:
         neighbours.one("#list li:nth-child(2) button").click()
         WebDriverWait(browser, 20).until(lambda driver: neighbours.one("#why").is_displayed())

@@ -5,13 +5,13 @@ import io
 import struct
 import zlib
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from aurank.commands import ImageIndex
 from aurank.serving.app import make_app
 from aurank.serving.uploads import Limits
 
@@ -44,7 +44,7 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
-def test_a_body_that_is_too_large(index: ImageIndex) -> None:
+def test_a_body_that_is_too_large(index):
     client = TestClient(make_app(index, limits=Limits(upload_bytes=5000)))
     assert refused(upload(client, bytes(90_000)), 413) == "the upload may have 68.9 KiB at most; reduce it"
     assert refused(sent(client, b" " * 70_000, JSON), 413) == "the upload may have 64.0 KiB at most; reduce it"
@@ -53,21 +53,21 @@ def test_a_body_that_is_too_large(index: ImageIndex) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"no photo", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%!PS-Adobe-3.0 EPSF-3.0\n"]
 )
-def test_what_is_no_image(client: TestClient, content: bytes) -> None:
+def test_what_is_no_image(client, content):
     said = refused(upload(client, content), 415)
     assert said == "the photo is in none of the formats JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM"
 
 
 @pytest.mark.parametrize(("width", "height"), [(9000, 9000), (2**31 - 1, 2**31 - 1)])
-def test_a_bomb_is_refused_by_its_header(client: TestClient, width: int, height: int) -> None:
+def test_a_bomb_is_refused_by_its_header(client, width, height):
     assert "reduce it" in refused(upload(client, png(width, height)), 413)
 
 
-def test_a_strip_that_would_be_enlarged_beyond_memory(client: TestClient) -> None:
+def test_a_strip_that_would_be_enlarged_beyond_memory(client):
     assert refused(upload(client, png(50_000, 1)), 422).startswith("a strip of 50,000 × 1 pixels is no photo")
 
 
-def test_a_broken_photo(client: TestClient) -> None:
+def test_a_broken_photo(client):
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 90, 3), dtype=np.uint8)).save(file, "JPEG")
     said = refused(upload(client, file.getvalue()[:2000]), 422)
@@ -86,7 +86,7 @@ def test_a_broken_photo(client: TestClient) -> None:
         (b'{"row": 1, "class": "gren"}', 404, "there is no class 'gren'; did you mean 'green'?"),
     ],
 )  # fmt: skip
-def test_json_that_asks_for_what_is_not_possible(client: TestClient, body: bytes, status: int, said: str) -> None:
+def test_json_that_asks_for_what_is_not_possible(client, body, status, said):
     assert refused(sent(client, body, JSON), status).startswith(said)
 
 
@@ -95,11 +95,11 @@ def test_json_that_asks_for_what_is_not_possible(client: TestClient, body: bytes
     ["/../../etc/passwd", "/api/images/..%2f..%2fetc%2fpasswd/thumbnail", "/api/images/1.5/thumbnail",
      f"/api/images/{'9' * 5000}/thumbnail", "/api/images/30/thumbnail", "/static/../serve.html"],
 )  # fmt: skip
-def test_paths_lead_nowhere_but_to_rows(client: TestClient, path: str) -> None:
+def test_paths_lead_nowhere_but_to_rows(client, path):
     assert len(refused(client.get(path), 404)) < 200
 
 
-def test_forms_that_cannot_be_used(client: TestClient) -> None:
+def test_forms_that_cannot_be_used(client):
     assert "boundary" in refused(sent(client, b"", "multipart/form-data"), 400)
     refused(sent(client, b"nonsense", "multipart/form-data; boundary=x"), 400)
     without = client.post("/api/search", files={"other": b"1"})
@@ -112,13 +112,13 @@ def test_forms_that_cannot_be_used(client: TestClient) -> None:
         assert refused(sent(client, b"1", kind), 415).startswith("send a photo as multipart/form-data")
 
 
-def test_queries_of_the_gallery_that_cannot_be_met(client: TestClient) -> None:
+def test_queries_of_the_gallery_that_cannot_be_met(client):
     for query, said in (("limit=0", "limit: "), ("offset=x", "offset: "), ("k=3", "k: Extra inputs")):
         assert refused(client.get(f"/api/images?{query}"), 422).startswith(said)
     assert refused(client.get("/api/images", params={"class": "Red"}), 404).endswith("did you mean 'red'?")
 
 
-def test_requests_that_another_site_made_a_browser_send(index: ImageIndex) -> None:
+def test_requests_that_another_site_made_a_browser_send(index):
     client = TestClient(make_app(index, hosts=["localhost", "127.0.0.1", "::1"]))
     for host in ("localhost", "localhost:8000", "127.0.0.1:9", "[::1]:8000", "LOCALHOST"):
         assert client.get("/api/info", headers={"host": host}).status_code == 200
@@ -128,7 +128,7 @@ def test_requests_that_another_site_made_a_browser_send(index: ImageIndex) -> No
     assert refused(answer, 403) == "the request comes from another site"
 
 
-def test_a_token_is_asked_for_everywhere_as_a_bearer_or_a_password(index: ImageIndex) -> None:
+def test_a_token_is_asked_for_everywhere_as_a_bearer_or_a_password(index):
     client, token = TestClient(make_app(index, token="pass:wörd")), "pass:wörd"
     good = [f"Bearer {token}".encode(), b"basic " + base64.b64encode(f"anyone:{token}".encode())]
     bad = [b"", b"Bearer", b"Bearer pass", b"Basic x", b"Basic " + base64.b64encode(token.encode()), token.encode()]
@@ -141,7 +141,7 @@ def test_a_token_is_asked_for_everywhere_as_a_bearer_or_a_password(index: ImageI
             assert answer.headers["www-authenticate"].startswith("Basic ")
 
 
-def test_every_answer_has_the_security_headers(client: TestClient) -> None:
+def test_every_answer_has_the_security_headers(client):
     for path in ("/", "/api/info", "/api/images/0/thumbnail", "/nothing"):
         headers = client.get(path).headers
         assert "default-src 'none'" in headers["content-security-policy"]
@@ -152,13 +152,8 @@ def test_every_answer_has_the_security_headers(client: TestClient) -> None:
         assert "access-control-allow-origin" not in headers
 
 
-def test_a_failure_of_the_program_says_nothing_of_the_machine(
-    index: ImageIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError(f"no such file: {index.folder}")
-
-    monkeypatch.setattr(index, "search_rows", fail)
+def test_a_failure_of_the_program_says_nothing_of_the_machine(index, monkeypatch):
+    monkeypatch.setattr(index, "search_rows", Mock(side_effect=RuntimeError(f"no such file: {index.folder}")))
     client = TestClient(make_app(index), raise_server_exceptions=False)
     answer = client.post("/api/search", json={"row": 1})
     assert refused(answer, 500) == "the server failed; its terminal says why"

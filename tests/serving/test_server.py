@@ -21,7 +21,6 @@ from starlette.testclient import TestClient
 from testing.galleries import running_server, small_index, write_photos
 from testing.processes import Shell
 
-from aurank.commands import ImageIndex
 from aurank.errors import UserError
 from aurank.serving import server
 from aurank.serving.server import listen, serve
@@ -40,7 +39,7 @@ def asked(port: int, method: str, path: str, body: Any = None, headers: Any = No
     return answer.status, content
 
 
-def test_a_port_in_use_is_told_before_the_index_is_looked_for(tmp_path: Path) -> None:
+def test_a_port_in_use_is_told_before_the_index_is_looked_for(tmp_path):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"port {port} of 127\.0\.0\.1: Address already in use"):
@@ -52,7 +51,7 @@ def test_a_port_in_use_is_told_before_the_index_is_looked_for(tmp_path: Path) ->
     [("127.0.0.1", 70000, "--port 70000"), ("192.0.2.1", 0, "port 0 of 192.0.2.1"),
      ("no such host.invalid", 0, "no such"), ("a" * 70, 0, "port 0 of a")],
 )  # fmt: skip
-def test_an_address_that_cannot_be_had(host: str, port: int, named: str) -> None:
+def test_an_address_that_cannot_be_had(host, port, named):
     with pytest.raises(UserError, match=named):
         listen(host, port)
 
@@ -74,9 +73,7 @@ def applications(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_the_command_says_where(
-    index: ImageIndex, applications: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_where(index, applications, monkeypatch, capsys):
     shell = Shell(monkeypatch, capsys)
     output, complaint = shell.done("serve", index.folder, "--port", 0)
     assert output.startswith("30 images at http://127.0.0.1:")
@@ -96,12 +93,12 @@ def test_the_command_says_where(
 
 
 @pytest.mark.parametrize("token", [None, ""])
-def test_an_address_that_others_reach_wants_a_token(tmp_path: Path, token: str | None) -> None:
+def test_an_address_that_others_reach_wants_a_token(tmp_path, token):
     with pytest.raises(UserError, match=r"--token TOKEN or \$AURANK_TOKEN, or let everybody in by --no-token"):
         serve(tmp_path / "no index", port=0, host="0.0.0.0", token=token)  # said before the index is looked for
 
 
-def test_who_serves_from_python_is_told_the_address(index: ImageIndex, applications: list[Any]) -> None:
+def test_who_serves_from_python_is_told_the_address(index, applications):
     told: list[tuple[str, int, bool]] = []
     serve(index.folder, port=0, host="localhost", started=lambda *values: told.append(values))
     ((address, images, is_local),) = told
@@ -110,7 +107,7 @@ def test_who_serves_from_python_is_told_the_address(index: ImageIndex, applicati
 
 
 @pytest.mark.slow
-def test_ten_clients_at_once_get_the_same_answers(index: ImageIndex) -> None:
+def test_ten_clients_at_once_get_the_same_answers(index):
     (content,) = (Path(index.about["sources"][0]["place"], "blue/3.png").read_bytes(),)
 
     def search(number: int) -> Any:
@@ -126,7 +123,7 @@ def test_ten_clients_at_once_get_the_same_answers(index: ImageIndex) -> None:
 
 
 @pytest.mark.slow
-def test_too_many_waiting_searches_are_told_to_come_again(index: ImageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_waiting_searches_are_told_to_come_again(index, monkeypatch):
     hold, search = threading.Event(), index.search_rows
 
     def slow(*arguments: Any, **options: Any) -> Any:
@@ -149,7 +146,7 @@ def test_too_many_waiting_searches_are_told_to_come_again(index: ImageIndex, mon
 
 
 @pytest.mark.slow
-def test_over_a_wire_a_body_that_is_too_large_slow_or_broken_off(index: ImageIndex) -> None:
+def test_over_a_wire_a_body_that_is_too_large_slow_or_broken_off(index):
     kind = f"content-type: {FORM['content-type']}"
     lines = ("POST /api/search HTTP/1.1", "host: 127.0.0.1", "content-length: 5000", kind)
     begun = "\r\n".join([*lines, "", ""]).encode() + HEAD
@@ -166,7 +163,7 @@ def test_over_a_wire_a_body_that_is_too_large_slow_or_broken_off(index: ImageInd
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["POST /api/search", "GET /api/info", "POST /nowhere"])
-def test_a_body_in_chunks_that_never_ends_is_answered_and_cut(index: ImageIndex, target: str) -> None:
+def test_a_body_in_chunks_that_never_ends_is_answered_and_cut(index, target):
     lines = (f"{target} HTTP/1.1", "host: 127.0.0.1", "transfer-encoding: chunked", "content-type: application/json")
     chunk = b"10000\r\n" + bytes(2**16) + b"\r\n"
     with running_server(index) as port, socket.create_connection(("127.0.0.1", port), timeout=5) as wire:
@@ -216,7 +213,7 @@ def two_workers(folder: str | Path) -> Iterator[tuple[subprocess.Popen[str], int
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)
-def test_workers_share_the_index_are_replaced_and_end_with_their_parent(index: ImageIndex, end: signal.Signals) -> None:
+def test_workers_share_the_index_are_replaced_and_end_with_their_parent(index, end):
     with two_workers(index.folder) as (parent, port):
         workers = ready_workers(parent.pid)
         assert "index.faiss" not in Path(f"/proc/{parent.pid}/maps").read_text()  # it has let go of it
@@ -240,7 +237,7 @@ def test_workers_share_the_index_are_replaced_and_end_with_their_parent(index: I
 
 
 @pytest.mark.slow
-def test_a_worker_that_would_count_other_rows_ends_the_server(index: ImageIndex, tmp_path: Path) -> None:
+def test_a_worker_that_would_count_other_rows_ends_the_server(index, tmp_path):
     shutil.copytree(index.folder, tmp_path / "index")
     small_index(write_photos(tmp_path / "photos"), tmp_path / "other")
     with two_workers(tmp_path / "index") as (parent, _):
@@ -255,7 +252,7 @@ def test_a_worker_that_would_count_other_rows_ends_the_server(index: ImageIndex,
 
 
 @pytest.mark.slow
-def test_connections_that_never_ask_keep_nobody_waiting(index: ImageIndex) -> None:
+def test_connections_that_never_ask_keep_nobody_waiting(index):
     with running_server(index) as port, ExitStack() as held:
         for number in range(200):
             wire = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))

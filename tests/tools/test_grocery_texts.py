@@ -22,9 +22,8 @@ def archive(tmp_path: Path) -> Path:
 
 def test_the_reader_reads_the_table_and_its_test_rows_are_of_three_groups(archive: Path) -> None:
     (archive.parent / "texts.csv").write_text(table(read(archive), unseen=4, seed=0))
-    whole = read_table(
-        archive.parent, file="texts.csv", path="grocery.zip", images="GroceryStoreDataset-master/dataset"
-    )
+    images = "GroceryStoreDataset-master/dataset"
+    whole = read_table(archive.parent, file="texts.csv", path="grocery.zip", images=images)
     assert len(whole) == 9 * 30
     assert examine(whole, contents=False).errors == []
     train, test = whole.split("train"), whole.split("test")

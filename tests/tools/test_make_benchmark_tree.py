@@ -1,7 +1,5 @@
 """Trees of a benchmark's published size: the layout that the reader wants, and the counts, at a hundredth."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from make_benchmark_tree import TREES, Tree, write
@@ -13,7 +11,7 @@ SHARE = 0.002
 
 
 @pytest.mark.parametrize("name", list(TREES))
-def test_a_tree_is_read_as_the_benchmark(name: str, tmp_path: Path) -> None:
+def test_a_tree_is_read_as_the_benchmark(name, tmp_path):
     chance = np.random.default_rng(0)
     tree = TREES[name](BENCHMARKS[name], SHARE, chance)
     write(tree, tmp_path, 8, chance)
@@ -26,7 +24,7 @@ def test_a_tree_is_read_as_the_benchmark(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_what_is_there_is_not_written_over(tmp_path):
     (tmp_path / "here").mkdir()
     with pytest.raises(SystemExit, match="here exists: remove it, or name another --root"):
         write(Tree("here", [], {}), tmp_path, 8, np.random.default_rng(0))

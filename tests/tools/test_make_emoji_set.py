@@ -52,9 +52,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     archives = {style: (folder / f"{name.replace('@', '-')}.tgz").read_bytes() for style, (name, *_) in styles.items()}
     digests = {style: hashlib.sha512(content).digest() for style, content in archives.items()}
     monkeypatch.setattr(make_emoji_set, "STYLES", styles)
-    monkeypatch.setattr(
-        make_emoji_set, "SHA512", {style: base64.b64encode(digest).decode() for style, digest in digests.items()}
-    )
+    checksums = {style: base64.b64encode(digest).decode() for style, digest in digests.items()}
+    monkeypatch.setattr(make_emoji_set, "SHA512", checksums)
     return folder
 
 
@@ -63,9 +62,7 @@ def make(out: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_emoji_set.main()
 
 
-def test_characters_of_every_style_are_classes_by_style_drawn_on_white(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_characters_of_every_style_are_classes_by_style_drawn_on_white(packages, tmp_path, monkeypatch, capsys):
     make(tmp_path / "emoji", packages, monkeypatch)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("twemoji: free, npm package first@1, sha512 ")
@@ -90,9 +87,7 @@ def test_characters_of_every_style_are_classes_by_style_drawn_on_white(
         assert (pixels[20:-20, 20:-20] == np.frombuffer(color, np.uint8)).all()
 
 
-def test_the_set_follows_from_its_packages(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_set_follows_from_its_packages(packages, tmp_path, monkeypatch, capsys):
     for name in ("first", "second"):
         make(tmp_path / name, packages, monkeypatch)
     printed = capsys.readouterr().out.splitlines()

@@ -82,9 +82,7 @@ def assert_same_gradients(encoder: nn.Module, other: nn.Module, tolerance: float
     ("micro_batch", "dtype", "tolerance"),
     [(2, torch.float64, 1e-13), (5, torch.float64, 1e-13), (99, torch.float64, 1e-13), (8, torch.float32, 1e-5)],
 )
-def test_gradients_are_those_of_a_plain_step_of_the_whole_batch(
-    micro_batch: int, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_gradients_are_those_of_a_plain_step_of_the_whole_batch(micro_batch, dtype, tolerance):
     encoder, other = (make_encoder(stateful=False, dtype=dtype).eval() for _ in range(2))
     seed_all()
     found = cached(encoder, images(dtype), micro_batch)
@@ -94,7 +92,7 @@ def test_gradients_are_those_of_a_plain_step_of_the_whole_batch(
     assert_same_gradients(encoder, other, tolerance)
 
 
-def test_dropout_batch_norm_and_power_iterations_are_as_in_one_plain_pass_of_the_same_chunks() -> None:
+def test_dropout_batch_norm_and_power_iterations_are_as_in_one_plain_pass_of_the_same_chunks():
     encoder, other = (make_encoder(stateful=True) for _ in range(2))
     for step in range(3):
         seed_all()
@@ -112,7 +110,7 @@ def test_dropout_batch_norm_and_power_iterations_are_as_in_one_plain_pass_of_the
 
 
 @pytest.mark.parametrize("around_all", [True, False])
-def test_autocast_is_repeated_in_the_second_pass(around_all: bool) -> None:
+def test_autocast_is_repeated_in_the_second_pass(around_all):
     """A weight rounded without a graph, which autocast keeps, would leave the second pass without its gradient."""
     encoder, other = (make_encoder(stateful=False, dtype=torch.float32) for _ in range(2))
 
@@ -136,7 +134,7 @@ def test_autocast_is_repeated_in_the_second_pass(around_all: bool) -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_two_views_are_embedded_one_after_the_other_and_go_backward_together() -> None:
+def test_two_views_are_embedded_one_after_the_other_and_go_backward_together():
     encoder = make_encoder(stateful=False)
     cache = GradientCache(encoder.eval(), micro_batch=5)
     views = images(), images().flip(3)
@@ -149,7 +147,7 @@ def test_two_views_are_embedded_one_after_the_other_and_go_backward_together() -
         torch.testing.assert_close(one, parameter.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_processes_exchange_gradients_with_the_last_chunk_only() -> None:
+def test_processes_exchange_gradients_with_the_last_chunk_only():
     told: list[str] = []
 
     class Parallel(nn.Module):
@@ -181,7 +179,7 @@ def test_processes_exchange_gradients_with_the_last_chunk_only() -> None:
 @pytest.mark.parametrize(
     ("batch", "micro_batch", "sizes"), [(10, 4, [4, 3, 3]), (9, 8, [5, 4]), (7, 2, [3, 2, 2]), (1, 2, [1])]
 )
-def test_chunks_are_nearly_equal_and_never_of_a_single_image(batch: int, micro_batch: int, sizes: list[int]) -> None:
+def test_chunks_are_nearly_equal_and_never_of_a_single_image(batch, micro_batch, sizes):
     seen: list[int] = []
     encoder = nn.Linear(3, 2)
     encoder.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
@@ -191,7 +189,7 @@ def test_chunks_are_nearly_equal_and_never_of_a_single_image(batch: int, micro_b
     assert seen == sizes * 2
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+def test_what_cannot_be_done_is_refused():
     cache = GradientCache(nn.Linear(3, 2), 2)
     with pytest.raises(UserError, match="no gradient of the embeddings: call embed"):
         cache.backward()
@@ -204,7 +202,7 @@ def test_what_cannot_be_done_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_rehearsal_counts_the_activations_of_one_chunk() -> None:
+def test_a_rehearsal_counts_the_activations_of_one_chunk():
     plain, cached, small = (
         rehearse(read_config(tiny_config(sampler={"batch": batch}, train={"micro_batch": micro_batch})))
         for batch, micro_batch in ((32, None), (32, 8), (8, None))

@@ -1,6 +1,5 @@
 """Where a linear projection starts: principal components, the identity, or at random."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ def started(config: dict[str, Any], *overrides: str) -> nn.Linear:
     return head
 
 
-def test_pca_is_that_of_a_singular_value_decomposition() -> None:
+def test_pca_is_that_of_a_singular_value_decomposition():
     given = np.random.default_rng(0).normal(size=(50, 6)) * [5, 4, 3, 2, 1, 0.1] + 7
     head = nn.Linear(6, 3)
     start_at_pca(head, torch.from_numpy(given).float())
@@ -32,13 +31,13 @@ def test_pca_is_that_of_a_singular_value_decomposition() -> None:
     assert head(torch.from_numpy(given).float()).detach().numpy() == pytest.approx(centred @ axes.T, abs=1e-4)
 
 
-def test_fewer_rows_than_components_still_give_an_orthonormal_start() -> None:
+def test_fewer_rows_than_components_still_give_an_orthonormal_start():
     head = nn.Linear(8, 6)
     start_at_pca(head, torch.randn(3, 8, generator=torch.Generator().manual_seed(0)))
     assert torch.allclose(head.weight @ head.weight.T, torch.eye(6), atol=1e-6)
 
 
-def test_a_head_on_saved_rows_starts_at_their_training_rows_components_or_at_the_identity(tmp_path: Path) -> None:
+def test_a_head_on_saved_rows_starts_at_their_training_rows_components_or_at_the_identity(tmp_path):
     config = head_config(write_rows(tmp_path / "rows.npz"), data={"validation_fraction": 0.0})
     held = rows()
     training = torch.from_numpy(held["embeddings"][held["splits"] == "train"])
@@ -53,7 +52,7 @@ def test_a_head_on_saved_rows_starts_at_their_training_rows_components_or_at_the
         assert not torch.equal(first, second)
 
 
-def test_the_projection_of_a_network_starts_at_the_components_of_its_pooled_features() -> None:
+def test_the_projection_of_a_network_starts_at_the_components_of_its_pooled_features():
     config = tiny_config(model={"head_start": "pca", "dim": 4})
     trainer = build_trainer(read_config(config))
     encoder, images = trainer.task.encoder.eval(), trainer.train_data
@@ -74,6 +73,6 @@ def test_the_projection_of_a_network_starts_at_the_components_of_its_pooled_feat
         (("model.head_start=pca", "model.head_layers=2"), r"a projection of 2 layers starts at random"),
     ],
 )
-def test_a_start_that_does_not_fit_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+def test_a_start_that_does_not_fit_is_refused(tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):
         started(head_config(write_rows(tmp_path / "rows.npz")), *overrides)

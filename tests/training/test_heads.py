@@ -130,10 +130,7 @@ def test_another_model_than_made_the_embeddings_is_refused(photos: Path, tmp_pat
         ({"weights_sha256": "0" * 64}, "has other weights than when "),
         ({"preprocessing": "Resize(7)"}, "is shown images otherwise than when "),
         ({"model": "aurank:gone/best"}, "a head on embeddings by aurank:gone/best; only one of timm, open_clip"),
-        (
-            {"model": "timm:test_vit,weights=gone.pth"},
-            "a head on embeddings by timm:test_vit,weights=.*gone.pth: .*gone.pth",
-        ),
+        ({"model": "timm:test_vit,weights=gone.pth"}, "embeddings by timm:test_vit,weights=.*gone.pth: .*gone.pth"),
     ):
         np.savez(tmp_path / "rows.npz", **{**held, "made_by": np.array(json.dumps({**record, **change}))})
         out = tmp_path / f"run{len(message)}"

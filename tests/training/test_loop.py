@@ -5,7 +5,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from aurank.errors import AurankError, UserError
 from aurank.models import Encoder
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
+from aurank.training.state import seed_everything
 from aurank.training.trainer import Trainer, build_trainer
 from aurank.training.watch import collapse_signs
 
@@ -35,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> None:
+def test_a_short_run_learns_and_leaves_every_promised_file(trained):
     names = {path.name for path in trained.iterdir()}
     measured = {"report.json", "per_query.parquet", "per_class.csv", "report.html"}
     assert names == {"config.yaml", "metrics.jsonl", "last.safetensors", "best.safetensors", "timing.json", *measured}
@@ -50,7 +51,7 @@ def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> Non
     assert json.loads((trained / "report.json").read_text(encoding="utf-8"))["metrics"]["mauprc"] == report.mauprc
 
 
-def test_best_is_the_step_of_the_highest_validation(trained: Path) -> None:
+def test_best_is_the_step_of_the_highest_validation(trained):
     values = {record["step"]: record["mauprc"] for record in records(trained, "val")}
     assert list(values) == [20, 40, 60]
     best = load_checkpoint(trained / "best.safetensors")["progress"]
@@ -60,9 +61,7 @@ def test_best_is_the_step_of_the_highest_validation(trained: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_the_loaded_model_gives_the_reported_numbers(
-    request: pytest.FixtureRequest, tmp_path: Path, precision: str
-) -> None:
+def test_the_loaded_model_gives_the_reported_numbers(request, tmp_path, precision):
     trained = tmp_path / "run"
     if precision == "no":
         trained = request.getfixturevalue("trained")
@@ -89,7 +88,7 @@ def test_the_loaded_model_gives_the_reported_numbers(
 
 
 @pytest.mark.slow
-def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path, monkeypatch):
     """Two accumulated batches move the weights as one step along the mean of their gradients (SGD, one step)."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")  # which is of other programs
     config = tiny_config(
@@ -102,7 +101,9 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, mon
     settings = read_config(config)
     torch.manual_seed(settings.seed)
     trainer = Trainer(settings, build_splits(settings))
-    trainer.model.load_state_dict(_initial(settings))
+    seed_everything(settings.seed)
+    initial = build_encoder(settings.model, channels=settings.data.channels).state_dict()
+    trainer.model.load_state_dict(initial)
     position = trainer.sampler.iterate(0, 0)
     for _ in range(2):
         epoch, _, rows = next(position)
@@ -114,55 +115,52 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, mon
     final = load_checkpoint(tmp_path / "out" / "last.safetensors")["encoder"]
     for name, parameter in trainer.model.named_parameters():
         if parameter.grad is not None:
-            torch.testing.assert_close(
-                final[name], expected[name] - momentum_step * parameter.grad, rtol=1e-4, atol=1e-6
-            )
-
-
-def _initial(settings: Any) -> dict[str, torch.Tensor]:
-    from aurank.training.state import seed_everything
-
-    seed_everything(settings.seed)
-    return build_encoder(settings.model, channels=settings.data.channels).state_dict()
+            moved = expected[name] - momentum_step * parameter.grad
+            torch.testing.assert_close(final[name], moved, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("accumulate", "memory", "views"), [(1, None, 1), (2, {"size": 70}, 2)])
+@pytest.mark.parametrize(
+    ("accumulate", "memory", "views", "late"), [(1, None, 1, False), (2, {"size": 70}, 2, False), (1, None, 1, True)]
+)
 def test_a_loss_that_is_not_finite_stops_the_run_names_the_images_and_keeps_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, memory: dict[str, int] | None, views: int
-) -> None:
-    original = Encoder.forward
-    calls = []
+    tmp_path, monkeypatch, accumulate, memory, views, late
+):
+    """Late: numbers are looked at every so many steps, as on a GPU."""
+    if late:
+        monkeypatch.setattr("aurank.training.watch.READ_AT_ONCE", ())
+    original, calls = Encoder.forward, list[bool]()
 
     def poisoned(self: Encoder, images: torch.Tensor) -> torch.Tensor:
         calls.append(self.training)
         return original(self, images * float("nan") if sum(calls) == 3 * accumulate else images)
 
     monkeypatch.setattr(Encoder, "forward", poisoned)
-    train = {"accumulate": accumulate, "checkpoint_every": 1, "validate_every": 100, "ema": 0.5}
-    config = tiny_config(train=train, data={"views": views})
-    config["memory"] = memory
-    place = f"epoch 0, batch {3 * accumulate - 1}"
-    with pytest.raises(AurankError, match=rf"the loss is nan at step 3 \({place}\).*optim\.lr") as caught:
+    train = {"accumulate": accumulate, "validate_every": 100, "ema": 0.5}
+    train |= {"checkpoint_every": 100, "log_every": 6} if late else {"checkpoint_every": 1}
+    config = tiny_config(train=train, data={"views": views}) | {"memory": memory}
+    place, kept = f"epoch 0, batch {3 * accumulate - 1}", 0 if late else 2
+    said = rf"the loss is nan at step 3 \({place}\).* weights of step {kept} in .*optim\.lr"
+    with pytest.raises(AurankError, match=said) as caught:
         aurank.train(config, tmp_path / "out")
     assert not isinstance(caught.value, UserError)
+    assert sum(calls) == (6 if late else 3 * accumulate)
     record = json.loads((tmp_path / "out" / "diverged.json").read_text(encoding="utf-8"))
-    assert record["step"] == 3
-    assert record["batch"] == 3 * accumulate - 1
+    assert (record["step"], record["batch"], record["loss"]) == (3, 3 * accumulate - 1, "nan")
     assert 8 <= len(record["paths"]) <= 16
     state = load_checkpoint(tmp_path / "out" / "last.safetensors")
-    assert state["progress"]["step"] == 2
+    assert state["progress"]["step"] == kept
     assert all(value.isfinite().all() for value in state["encoder"].values())
 
 
 @pytest.mark.slow
-def test_a_network_that_collapses_is_told_as_such(tmp_path: Path) -> None:
+def test_a_network_that_collapses_is_told_as_such(tmp_path):
     with pytest.raises(AurankError, match=r"has collapsed: of \d+ embeddings \d+ are all zeros .* lower optim.lr"):
         aurank.train(tiny_config(optim={"lr": 1e3, "warmup_steps": 0}, train={"validate_every": 2}), tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None:
+def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path):
     result = aurank.train(tiny_config(train={"steps": 4, "ema": 0.5, "trackers": ["tensorboard"]}), tmp_path / "out")
     state = load_checkpoint(tmp_path / "out" / "best.safetensors")
     model = aurank.load(tmp_path / "out" / "best").module
@@ -173,7 +171,7 @@ def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None
     assert list((tmp_path / "out").rglob("events.out.tfevents.*"))
 
 
-def test_collapse_shows_in_similarity_and_rank() -> None:
+def test_collapse_shows_in_similarity_and_rank():
     collapsed = collapse_signs(torch.ones(8, 4) / 2)
     assert collapsed["mean_similarity"] == pytest.approx(1.0)
     assert collapsed["effective_rank"] == pytest.approx(1.0, abs=1e-3)
@@ -191,16 +189,14 @@ def test_collapse_shows_in_similarity_and_rank() -> None:
         ({"image_size": [16, 32], "resize": "pad"}, {"img_size": [16, 32]}, None),
     ],
 )
-def test_a_size_that_the_backbone_cannot_take_is_refused_with_the_remedy(
-    data: dict[str, Any], params: dict[str, Any], refused: str | None
-) -> None:
+def test_a_size_that_the_backbone_cannot_take_is_refused_with_the_remedy(data, params, refused):
     config = read_config(tiny_config(data=data, model={"backbone": "vit_tiny_patch16_224", "params": params}))
     with nullcontext() if refused is None else pytest.raises(UserError, match=refused):
         build_trainer(config)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_needs_no_first_weights(trained, tmp_path):
     source = tmp_path / "first.pt"
     shutil.copy(trained / "best.safetensors", source)
     config = tiny_config("smooth_ap", model={"init_from": str(source)}, train={"steps": 3})
@@ -212,11 +208,8 @@ def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> 
         aurank.train(config, tmp_path / "new")
 
 
-def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise AurankError("no kernel")
-
-    monkeypatch.setattr("aurank.embedding.embedded.evaluate", broken)
+def test_what_measures_is_tried_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("aurank.embedding.embedded.evaluate", Mock(side_effect=AurankError("no kernel")))
     with pytest.raises(AurankError, match="no kernel"):
         aurank.train(tiny_config(), tmp_path / "out")
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
@@ -227,7 +220,7 @@ def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatc
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 @pytest.mark.slow
-def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_skipped(tmp_path: Path) -> None:
+def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_skipped(tmp_path):
     """Whether images are kept in memory or read by workers changes neither."""
     config = broken_photos(tmp_path / "photos")
     logs = set()
@@ -242,7 +235,7 @@ def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_sk
 
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")
-def test_a_training_set_without_readable_images_ends_the_run(tmp_path: Path) -> None:
+def test_a_training_set_without_readable_images_ends_the_run(tmp_path):
     config = broken_photos(tmp_path / "photos")
     config["data"]["cache"] = "0"
     for path in (tmp_path / "photos" / "train").rglob("*.png"):
@@ -255,7 +248,7 @@ def test_a_training_set_without_readable_images_ends_the_run(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_compiled_cached_accumulated_channels_last_and_in_half_precision_it_is_the_same_gradient() -> None:
+def test_compiled_cached_accumulated_channels_last_and_in_half_precision_it_is_the_same_gradient():
     script = Path(__file__).parents[1] / "testing" / "compiled_training.py"
     paths = os.pathsep.join(str(path) for path in (script.parents[2], script.parents[1]))
     environment = {**os.environ, "PYTHONPATH": paths}

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,9 @@ import aurank
 from aurank.data import HierarchicalSampler
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError, AurankWarning
-from aurank.losses import (
-    LOSSES,
-    MINERS,
-    CLIPLoss,
-    CrossBatchMemory,
-    HierarchicalAPLoss,
-    ISogCLRLoss,
-    MultipleLosses,
-    SogCLRLoss,
-)
+from aurank.losses import LOSSES, MINERS, CLIPLoss, HierarchicalAPLoss, ISogCLRLoss, SogCLRLoss
+from aurank.losses.wrappers.cross_batch import CrossBatchMemory
+from aurank.losses.wrappers.multiple import MultipleLosses
 from aurank.training import read_config
 from aurank.training.build import build_loss, build_optimiser, build_sampler, build_splits, learning_rate
 from aurank.training.state import random_state
@@ -74,9 +66,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_every_module_that_listens_is_told_where_training_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_module_that_listens_is_told_where_training_stands(tmp_path, monkeypatch):
     made: list[Any] = []
 
     def keep(module: Any) -> Any:
@@ -103,10 +93,9 @@ def images_of(trainer: Trainer, ids: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("micro_batch", [None, 4])
-def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro_batch: int | None) -> None:
-    trainer = trainer_of(
-        tiny_config("wants", model={"freeze_batch_norm": True, "params": {}}, train={"micro_batch": micro_batch})
-    )
+def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro_batch):
+    model = {"freeze_batch_norm": True, "params": {}}
+    trainer = trainer_of(tiny_config("wants", model=model, train={"micro_batch": micro_batch}))
     for ids in ([5, 0, 7, 7, 140], [4], []):
         found = trainer.loss.reencode(torch.tensor(ids, dtype=torch.int64))
         assert found.shape == (len(ids), 8)
@@ -120,7 +109,7 @@ def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> None:
+def test_embedding_anew_changes_nothing_and_keeps_the_mode(training):
     trainer = trainer_of(tiny_config("wants", model={"params": {"drop_rate": 0.5}, "head_layers": 2}))
     trainer.encoder.train(training)
     images = images_of(trainer, [1, 2, 3, 4])
@@ -137,7 +126,7 @@ def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> No
 
 
 @pytest.mark.slow
-def test_the_state_of_a_miner_is_saved_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_a_miner_is_saved_and_resumed(tmp_path, monkeypatch):
     config = {**tiny_config("learnt", train={"steps": 4, "checkpoint_every": 1}), "miner": {"name": "counting"}}
     original, calls = Learnt.per_query, []
 
@@ -164,15 +153,14 @@ def learnt_config(**sections: dict[str, Any]) -> dict[str, Any]:
     return tiny_config("learnt", model=EXACT["model"], **sections, optim=optim)
 
 
-def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mean_of_individual_ones() -> None:
+def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mean_of_individual_ones():
     assert learned_temperature(SogCLRLoss(8)) == learned_temperature(CLIPLoss(learn_temperature=False)) == {}
     loss = CLIPLoss(0.2, two_way=False)
     assert learned_temperature(loss) == {"temperature": pytest.approx(0.2)}
     parameter = loss.temperature.parameter
     parameter.data.fill_(math.log(0.001))  # beyond its bounds, into which it is put before it is used
-    assert learned_temperature(CrossBatchMemory(loss, embedding_size=4, memory_size=8)) == {
-        "temperature": pytest.approx(0.01)
-    }
+    memory = CrossBatchMemory(loss, embedding_size=4, memory_size=8)
+    assert learned_temperature(memory) == {"temperature": pytest.approx(0.01)}
     assert float(parameter.detach()) == pytest.approx(math.log(0.001))
     individual = ISogCLRLoss(8, temperature=0.6)
     individual.state_dict()["temperature.tables.0.rows"][0, 0] = 0.2
@@ -180,13 +168,13 @@ def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mea
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("linear", 32 / 256), ("sqrt", math.sqrt(32))])
-def test_the_batch_rule_counts_the_images_of_an_update(rule: str, factor: float) -> None:
+def test_the_batch_rule_counts_the_images_of_an_update(rule, factor):
     config = read_config(learnt_config(optim={"batch_rule": rule}, train={"accumulate": 2}, data={"views": 3}))
     assert learning_rate(config) == pytest.approx(0.05 * factor)
 
 
 @pytest.mark.slow
-def test_cached_gradients_accumulated_and_clipped_move_the_temperature_as_plain_ones(tmp_path: Path) -> None:
+def test_cached_gradients_accumulated_and_clipped_move_the_temperature_as_plain_ones(tmp_path):
     crops = {"views": 4, "train_transform": {"name": "simclr", "params": {"blur": 0}}}
     for name, micro_batch in (("plain", None), ("cached", 10)):
         train = {"steps": 2, "accumulate": 2, "ema": 0.5, "micro_batch": micro_batch}
@@ -200,9 +188,7 @@ def test_cached_gradients_accumulated_and_clipped_move_the_temperature_as_plain_
 
 
 @pytest.mark.parametrize("micro_batch", [None, 5])
-def test_a_scaled_and_averaged_backward_pass_scales_the_gradient_of_the_temperature_too(
-    monkeypatch: pytest.MonkeyPatch, micro_batch: int | None
-) -> None:
+def test_a_scaled_and_averaged_backward_pass_scales_the_gradient_of_the_temperature_too(monkeypatch, micro_batch):
     """As a gradient scaler does, whose optimiser step divides all gradients again."""
     found = []
     for scale in (1.0, 512.0):
@@ -224,7 +210,7 @@ def test_a_scaled_and_averaged_backward_pass_scales_the_gradient_of_the_temperat
 # -- A list of losses in a configuration: what it is built to, what is logged, resumed and refused
 
 
-def test_a_list_is_built_to_a_sum_with_weights_widths_and_miners() -> None:
+def test_a_list_is_built_to_a_sum_with_weights_widths_and_miners():
     config = read_config(tiny_config(SUM))
     splits = build_splits(config)
     loss = build_loss(config, splits.train)
@@ -235,7 +221,7 @@ def test_a_list_is_built_to_a_sum_with_weights_widths_and_miners() -> None:
     assert loss.losses["proxy_anchor"].loss.proxies.shape == (len(splits.train.classes), 8)
 
 
-def test_each_loss_has_groups_of_its_own_in_the_optimiser() -> None:
+def test_each_loss_has_groups_of_its_own_in_the_optimiser():
     terms = [*SUM[:2], {"name": "clip", "weight_decay": 0.5}]
     config = read_config(tiny_config(terms, optim={"temperature_lr": 1e-4}))
     loss = build_loss(config, build_splits(config).train)
@@ -250,7 +236,7 @@ def test_each_loss_has_groups_of_its_own_in_the_optimiser() -> None:
 
 
 @pytest.mark.slow
-def test_the_logged_losses_add_up(tmp_path: Path) -> None:
+def test_the_logged_losses_add_up(tmp_path):
     result = aurank.train(tiny_config(SUM, train={"steps": 3, "log_every": 3}), tmp_path / "run")
     assert [code["dim"] for code in result.report.codes] == [4]  # beside all 8 numbers
     line = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
@@ -264,7 +250,7 @@ def test_the_logged_losses_add_up(tmp_path: Path) -> None:
 SAMPLER = {"name": "hierarchical", "params": {"per_class": 2, "categories": 2}}
 
 
-def test_loss_and_sampler_get_those_of_the_training_classes() -> None:
+def test_loss_and_sampler_get_those_of_the_training_classes():
     given = tiny_config("hierarchical_ap", sampler=SAMPLER)
     given["loss"]["params"] = {"clustering": 0.1}
     config = read_config(given)
@@ -279,7 +265,7 @@ def test_loss_and_sampler_get_those_of_the_training_classes() -> None:
     assert all(len(np.unique(train.labels[rows] // 3)) <= 2 for rows in sampler.epoch(0))
 
 
-def test_a_data_set_without_them_is_said_to_be_of_one_level() -> None:
+def test_a_data_set_without_them_is_said_to_be_of_one_level():
     config = read_config(tiny_config("hierarchical_ap", memory={"size": 100}))
     with pytest.warns(AurankWarning, match="loss hierarchical_ap: digits has no super-categories, so classes alone"):
         loss = build_loss(config, build_splits(config).train)

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from testing.runs import notices_of, tiny_config, train_and_listen
@@ -19,7 +18,7 @@ from aurank.training.build import build_splits
 
 
 @pytest.mark.slow
-def test_early_stopping_and_resuming_are_each_said_once(tmp_path: Path) -> None:
+def test_early_stopping_and_resuming_are_each_said_once(tmp_path):
     train = {"steps": 200, "validate_every": 1, "early_stopping": 2, "log_every": 100}
     config = tiny_config(optim={"lr": 1e-12}, train=train)
     (said,) = notices_of(config, tmp_path / "out")
@@ -32,7 +31,7 @@ def test_early_stopping_and_resuming_are_each_said_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_projection_that_begins_anew_is_said(tiny_run: Path, tmp_path: Path) -> None:
+def test_a_projection_that_begins_anew_is_said(tiny_run, tmp_path):
     source, anew = str(tiny_run / "best"), "model.init_from: the projection of {} has another shape; it begins"
     for name, model in {"same": {}, "width": {"dim": 12}, "layers": {"head_layers": 2, "head_width": 16}}.items():
         config = tiny_config(model={"init_from": source, **model}, train={"steps": 3})
@@ -41,9 +40,7 @@ def test_a_projection_that_begins_anew_is_said(tiny_run: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_training_tells_the_listener_how_far_it_is_and_the_logger_its_steps_and_notices(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_training_tells_the_listener_how_far_it_is_and_the_logger_its_steps_and_notices(tmp_path, caplog):
     config = tiny_config(train={"steps": 4, "log_every": 2, "validate_every": 4})
     with caplog.at_level(logging.INFO, logger="aurank"):
         _, events = train_and_listen(config, tmp_path / "run")
@@ -61,9 +58,7 @@ def test_a_training_tells_the_listener_how_far_it_is_and_the_logger_its_steps_an
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stages_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stages(capsys, monkeypatch, terminal):
     now = [0.0]
     monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(drawing.progress_line, "next_time", drawing.QUIET)
@@ -82,7 +77,7 @@ def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stag
         assert lines == [*expected, "ranking: 1 of 9"]
 
 
-def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:
+def test_a_killed_data_worker_is_one_line_with_a_remedy():
     config = fill_preprocessing(read_config(tiny_config(data={"workers": 1})))
     splits = build_splits(config)
     data = build_dataset(config.data, splits.train, train=True)
@@ -96,10 +91,8 @@ def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_machine_runs_short_of_is_told_with_the_path_and_the_remedy() -> None:
+def test_what_a_machine_runs_short_of_is_told_with_the_path_and_the_remedy():
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a")
-    assert (
-        explained(full)
-        == "No space left on device: runs/a; free some space, use fewer data.workers, or raise the limits (ulimit)"
-    )
+    remedy = "free some space, use fewer data.workers, or raise the limits (ulimit)"
+    assert explained(full) == f"No space left on device: runs/a; {remedy}"
     assert explained(ValueError("no")) is explained(RuntimeError("no")) is explained(FileNotFoundError(2, "no")) is None

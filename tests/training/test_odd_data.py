@@ -17,7 +17,6 @@ from aurank.training.build import build_splits
 
 
 def photos(root: Path, *classes: str) -> ImageSelection:
-    """Four photos of each class in a folder of its name."""
     write_tree(root, [f"{name}/{row}.png" for name in classes for row in range(4)], height=2, width=2)
     return ImageSelection(f"folder:{root}")
 
@@ -38,6 +37,7 @@ KEPT = ["data.odd_classes=keep"]
     [
         (("Gallery/a", "Query/a", "Query/b"), "classes that look like splits, such as 'Gallery/a' and 'Query/a'"),
         (("cropped", "whole"), "two classes, 'cropped' and 'whole'"),
+        (("images/test/a", "images/test/b", "images/train/c", "images/train/d"), "classes that look like splits, such"),
     ],
 )
 def test_classes_that_are_none_are_asked_about(place: Path, classes: tuple[str, ...], words: str) -> None:
@@ -48,6 +48,12 @@ def test_classes_that_are_none_are_asked_about(place: Path, classes: tuple[str, 
     report = evaluate_model(MODEL, ImageSelection(images.data, overrides=KEPT), running=RUNNING)
     assert report.notes[-1].endswith(f", {len(classes)} classes")
     assert report.num_queries == count
+    data = {"name": "folder", "params": {"test_fraction": 0.5}, "root": str(place / "photos"), "channels": 3}
+    with pytest.raises(UserError, match=f"has {words}.*data.odd_classes=keep"):
+        aurank.train(tiny_config(data=data), place / "run")
+    assert not (place / "run").exists()
+    kept = read_config(tiny_config(data={**data, "odd_classes": "keep", "validation_fraction": 0.0}))
+    assert len(build_splits(kept).manifest.classes) == len(classes)
 
 
 @pytest.mark.slow
@@ -55,23 +61,6 @@ def test_classes_that_are_none_are_asked_about(place: Path, classes: tuple[str, 
 def test_some_classes_named_like_splits_may_be_classes(place: Path, classes: tuple[str, ...]) -> None:
     report = evaluate_model(MODEL, photos(place / "photos", *classes), running=RUNNING)
     assert report.num_queries == 4 * len(classes)
-
-
-@pytest.mark.parametrize(
-    ("classes", "words"),
-    [
-        (("images/test/a", "images/test/b", "images/train/c", "images/train/d"), "classes that look like splits, such"),
-        (("cropped", "whole"), "two classes, 'cropped' and 'whole'"),
-    ],
-)
-def test_classes_that_are_none_are_not_trained_on(place: Path, classes: tuple[str, ...], words: str) -> None:
-    photos(place / "photos", *classes)
-    data = {"name": "folder", "params": {"test_fraction": 0.5}, "root": str(place / "photos"), "channels": 3}
-    with pytest.raises(UserError, match=f"has {words}.*data.odd_classes=keep"):
-        aurank.train(tiny_config(data=data), place / "run")
-    assert not (place / "run").exists()
-    kept = read_config(tiny_config(data={**data, "odd_classes": "keep", "validation_fraction": 0.0}))
-    assert len(build_splits(kept).manifest.classes) == len(classes)
 
 
 def test_training_without_labels_is_asked_about_the_classes_that_are_measured_only(place: Path) -> None:

@@ -12,25 +12,23 @@ from aurank.training import read_config, rehearse
 from aurank.training.optim import OPTIMISERS, constant, cosine, load_state, multi_step, update_average, weight_average
 
 
-def test_warmup_rises_linearly_to_the_schedule() -> None:
-    factors = [constant(steps=10, warmup_steps=4)(step) for step in range(6)]
-    assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (constant(steps=10, warmup_steps=4), {0: 0.25, 1: 0.5, 2: 0.75, 3: 1, 4: 1, 5: 1}),
+        (
+            cosine(steps=100, warmup_steps=10, final=0.1),
+            {10: 1, 55: 0.55, 99: 0.1 + 0.45 * (1 + math.cos(math.pi * 89 / 90)), 100: 0.1},
+        ),
+        (multi_step(steps=10, milestones=[3, 6], gamma=0.1), {0: 1, 2: 1, 3: 0.1, 5: 0.1, 6: 0.01, 9: 0.01}),
+    ],
+    ids=["warm-up", "cosine", "multi-step"],
+)
+def test_a_schedule_has_the_factors_of_its_formula(schedule, factors):
+    assert {step: schedule(step) for step in factors} == pytest.approx(factors)
 
 
-def test_cosine_falls_from_one_to_final() -> None:
-    schedule = cosine(steps=100, warmup_steps=10, final=0.1)
-    assert schedule(10) == pytest.approx(1.0)
-    assert schedule(55) == pytest.approx(0.55)
-    assert schedule(100) == pytest.approx(0.1)
-    assert schedule(99) == pytest.approx(0.1 + 0.45 * (1 + math.cos(math.pi * 89 / 90)))
-
-
-def test_multi_step_multiplies_at_each_milestone() -> None:
-    schedule = multi_step(steps=10, milestones=[3, 6], gamma=0.1)
-    assert [round(schedule(step), 6) for step in (0, 2, 3, 5, 6, 9)] == [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
-
-
-def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases() -> None:
+def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases():
     weight_decay = 0.1
     torch.manual_seed(0)
     module = nn.Linear(3, 2).double()
@@ -54,7 +52,7 @@ def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases() -> N
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-6, atol=0)
 
 
-def test_a_weight_average_equals_the_recursion_and_copies_buffers() -> None:
+def test_a_weight_average_equals_the_recursion_and_copies_buffers():
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
     average = weight_average(module)
     expected = torch.tensor(module[0].weight.item())
@@ -68,7 +66,7 @@ def test_a_weight_average_equals_the_recursion_and_copies_buffers() -> None:
     assert averaged["1.running_mean"].item() == 3.0
 
 
-def test_any_optimiser_of_timm_is_taken_by_its_name_and_no_other_word_is() -> None:
+def test_any_optimiser_of_timm_is_taken_by_its_name_and_no_other_word_is():
     read_config({**tiny_config(), "optim": {"name": "nadamw", "lr": 0.1, "params": {"betas": [0.8, 0.9]}}})
     for optim, said in (
         ({"name": "nadamv"}, "optim.name: got 'nadamv'.*one of 'sgd', 'adam'"),
@@ -82,7 +80,7 @@ def test_any_optimiser_of_timm_is_taken_by_its_name_and_no_other_word_is() -> No
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])
-def test_optimisers_that_count_in_groups_or_keep_other_sizes_resume(name: str) -> None:
+def test_optimisers_that_count_in_groups_or_keep_other_sizes_resume(name):
     def build() -> tuple[nn.Module, Optimizer]:
         torch.manual_seed(0)
         module = nn.Linear(4, 130)

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Waits as `time.sleep` does, by the clock alone."""
     late, clock = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
 
@@ -44,9 +42,7 @@ HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 3, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sections", [MEMORY, {"train": {"micro_batch": 8}, "sampler": HARD}])
-def test_a_slow_loss_is_named_and_every_phase_is_measured(
-    sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch, pause: Callable[[], None]
-) -> None:
+def test_a_slow_loss_is_named_and_every_phase_is_measured(sections, monkeypatch, pause):
     per_query = SOPRCLoss.per_query
     monkeypatch.setattr(SOPRCLoss, "per_query", lambda *given, **named: (pause(), per_query(*given, **named))[1])
     profile = profile_training(read_config(tiny_config(**sections)), steps=3)
@@ -59,9 +55,7 @@ def test_a_slow_loss_is_named_and_every_phase_is_measured(
     assert 2 < profile.images / batches <= 16
 
 
-def test_a_slow_reader_is_named_and_nothing_is_written_but_the_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: Callable[[], None]
-) -> None:
+def test_a_slow_reader_is_named_and_nothing_is_written_but_the_trace(tmp_path, monkeypatch, pause):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     read = ImageDataset.__getitems__
@@ -74,7 +68,7 @@ def test_a_slow_reader_is_named_and_nothing_is_written_but_the_trace(
     assert {f"aurank: {name}" for name in ("data", "forward", "loss", "backward", "optimiser")} <= names
 
 
-def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_named(tmp_path, monkeypatch):
     config = read_config(tiny_config())
     with pytest.raises(UserError, match=r"--trace .*trace\.html"):
         profile_training(config, trace=tmp_path / "trace.html")
@@ -84,7 +78,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_the_main_process_alone_tells_the_images_of_all(tmp_path: Path) -> None:
+def test_the_main_process_alone_tells_the_images_of_all(tmp_path):
     config = write_config(tmp_path, tiny_config())
     results = succeeded(launch([["profile", config, "--steps", 2]] * 2))
     assert results[1][1] == ""

@@ -32,7 +32,7 @@ LARGE = {
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(tmp_path):
     loss = [*SUM, {"name": "blackbox_ap", "weight": 0.1}]  # whose margin is random
     config, out, log_every = write_config(tmp_path, tiny_config(loss, **LARGE)), tmp_path / "killed", 2
     before, after = random.sample([0, 2], 2)
@@ -53,7 +53,7 @@ def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(tmp_path: P
 
 
 @pytest.mark.slow
-def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tmp_path: Path) -> None:
+def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tmp_path):
     numbers = {1: signal.SIGINT, 3: signal.SIGTERM, 5: signal.SIGHUP, 7: signal.SIGUSR1}
     config = tiny_config(train={"accumulate": 2, "checkpoint_every": 100})
 
@@ -83,7 +83,7 @@ safetensors.torch.save_file = half
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_is(images: Path, whole: Path) -> None:
+def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_is(images, whole):
     out = images.parent / "killed"
     config = write_config(images.parent, config_of(images))
     assert run_aurank("train", config, "--out", out, "--resume", setup=HALF).wait() == -signal.SIGKILL
@@ -93,7 +93,7 @@ def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_i
     assert_same(out, whole)
 
 
-def test_an_occupied_folder_is_refused_without_resume(tmp_path: Path) -> None:
+def test_an_occupied_folder_is_refused_without_resume(tmp_path):
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(UserError, match=r"is not empty; add --resume"):
         aurank.train(tiny_config(), tmp_path)
@@ -124,7 +124,6 @@ def config_of(images: Path, **train: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six steps."""
     out = tmp_path_factory.mktemp("whole") / "run"
     aurank.train(config_of(images), out)
     return out
@@ -146,7 +145,7 @@ def assert_same(out: Path, whole: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("gone", "there"), [("last", "best"), ("best", "last")])
-def test_a_checkpoint_that_is_gone_is_missed(images: Path, out: Path, gone: str, there: str) -> None:
+def test_a_checkpoint_that_is_gone_is_missed(images, out, gone, there):
     kept = (out / f"{there}.safetensors").read_bytes()
     (out / f"{gone}.safetensors").unlink()
     with pytest.raises(UserError, match=rf"{gone}\.safetensors is missing, which the run wrote; put it back"):
@@ -155,9 +154,9 @@ def test_a_checkpoint_that_is_gone_is_missed(images: Path, out: Path, gone: str,
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_measured_again_on_moved_images_and_not_on_others_under_their_names(
-    images: Path, out: Path, tmp_path: Path, whole: Path
-) -> None:
+def test_a_finished_run_is_measured_again_on_moved_images_and_not_on_others_of_their_names(
+    images, out, tmp_path, whole
+):
     shutil.copytree(images, tmp_path / "moved", copy_function=shutil.copyfile)
     resume(config_of(images), out)
     assert_same(out, whole)
@@ -168,9 +167,7 @@ def test_a_finished_run_is_measured_again_on_moved_images_and_not_on_others_unde
 
 
 @pytest.mark.slow
-def test_a_validation_that_fails_loses_no_step(
-    images: Path, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validation_that_fails_loses_no_step(images, tmp_path, whole, monkeypatch):
     out, validate = tmp_path / "run", Loop._validate
 
     def failing(self: Loop) -> bool:
@@ -189,7 +186,7 @@ def test_a_validation_that_fails_loses_no_step(
 
 
 @pytest.mark.slow
-def test_a_best_that_was_written_after_last_is_taken_over(images: Path, tmp_path: Path, whole: Path) -> None:
+def test_a_best_that_was_written_after_last_is_taken_over(images, tmp_path, whole):
     out = tmp_path / "run"
 
     def interrupt(kind: str, values: dict[str, Any]) -> None:
@@ -203,7 +200,7 @@ def test_a_best_that_was_written_after_last_is_taken_over(images: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_extended_where_only_the_horizon_grows(images: Path, tmp_path: Path, whole: Path) -> None:
+def test_a_finished_run_is_extended_where_only_the_horizon_grows(images, tmp_path, whole):
     out = tmp_path / "run"
     aurank.train(config_of(images, steps=4), out)
     with pytest.raises(UserError, match=r"train\.steps: 4 != 2"):
@@ -220,7 +217,7 @@ def test_a_finished_run_is_extended_where_only_the_horizon_grows(images: Path, t
 
 
 @pytest.mark.slow
-def test_to_go_on_after_early_stopping_it_has_to_grow_too(images: Path, tmp_path: Path) -> None:
+def test_to_go_on_after_early_stopping_it_has_to_grow_too(images, tmp_path):
     config = config_of(images, early_stopping=1, validate_every=1)
     config["optim"] |= {"schedule": {"name": "cosine"}, "lr": 1e-12}
     done = aurank.train(config, tmp_path / "run")
@@ -245,7 +242,7 @@ def hold(out: Path, pids: Any) -> None:
         time.sleep(60)
 
 
-def test_a_second_run_is_refused_and_a_killed_owner_gives_way_at_once(tmp_path: Path) -> None:
+def test_a_second_run_is_refused_and_a_killed_owner_gives_way_at_once(tmp_path):
     out = tmp_path / "out"
     pids = FORK.SimpleQueue()
     process = FORK.Process(target=hold, args=(out, pids))
@@ -270,7 +267,7 @@ def test_a_second_run_is_refused_and_a_killed_owner_gives_way_at_once(tmp_path: 
         process.kill()
 
 
-def test_a_refused_run_leaves_no_empty_folder(tmp_path: Path) -> None:
+def test_a_refused_run_leaves_no_empty_folder(tmp_path):
     config = tiny_config(model={"init_from": "none.pt"})
     with pytest.raises(UserError):
         aurank.train(config, tmp_path / "runs" / "out")
@@ -293,7 +290,7 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_the_first_signal_is_remembered_and_a_second_that_insists_interrupts() -> None:
+def test_the_first_signal_is_remembered_and_a_second_that_insists_interrupts():
     """A closed terminal sends its signal twice, and a scheduler warns before it ends a run."""
     received: list[int] = []
     with collecting_signals(received):
@@ -304,7 +301,7 @@ def test_the_first_signal_is_remembered_and_a_second_that_insists_interrupts() -
             signal.raise_signal(signal.SIGINT)
 
 
-def test_nohup_stays_in_force() -> None:
+def test_nohup_stays_in_force():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     received: list[int] = []
     with collecting_signals(received):

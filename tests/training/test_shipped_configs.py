@@ -38,7 +38,7 @@ def without_accelerator() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_configuration_is_valid_and_its_header_says_what_to_expect(name: str) -> None:
+def test_a_shipped_configuration_is_valid_and_its_header_says_what_to_expect(name):
     read_config(SHIPPED[name])
     header = [line for line in SHIPPED[name].read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     text = "\n".join(header)
@@ -80,9 +80,7 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_configuration_passes_a_dry_run_on_a_small_tree(
-    name: str, small_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_configuration_passes_a_dry_run_on_a_small_tree(name, small_data, monkeypatch):
     publish_small_sizes(monkeypatch)
     for module in (cifar, stl10):
         monkeypatch.setattr(module, "check_integrity", lambda path, md5: True)
@@ -100,7 +98,7 @@ def test_a_shipped_configuration_passes_a_dry_run_on_a_small_tree(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*leaves out the loss.params")
-def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one() -> None:
+def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one():
     found = {}
     for command in COMMANDS:
         name, *overrides = shlex.split(command)
@@ -127,7 +125,7 @@ SIZES = {"vit_small_patch14": 56, "vit_base_patch16": 64}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=[" ".join(recipe[1:3])[:60] for recipe in RECIPES])
-def test_a_recipe_takes_two_steps(recipe: list[str]) -> None:
+def test_a_recipe_takes_two_steps(recipe):
     config = read_config(recipe[0], recipe[1:])
     if ":" in config.model.backbone:
         pytest.skip("its configuration is fetched")
@@ -146,10 +144,9 @@ def test_a_recipe_takes_two_steps(recipe: list[str]) -> None:
 # -- The rehearsal finds what a long run would fail at, and what it will need
 
 
-def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:
-    rehearsal = rehearse(
-        read_config({**tiny_config("smooth_ap", memory={"size": 40}), "miner": {"name": "multi_similarity"}})
-    )
+def test_a_miner_and_a_rehearsal_work_from_the_configuration():
+    config = {**tiny_config("smooth_ap", memory={"size": 40}), "miner": {"name": "multi_similarity"}}
+    rehearsal = rehearse(read_config(config))
     assert rehearsal.images == {"train": 149, "validation": 31, "test": 180}
     assert rehearsal.classes == {"train": 8, "validation": 2, "test": 10}
     assert f"parameters  {373176:>9} (373176 trained)" in str(rehearsal)
@@ -161,7 +158,7 @@ def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_a_split_in_which_no_query_has_a_positive_is_refused(tmp_path: Path, split: str) -> None:
+def test_a_split_in_which_no_query_has_a_positive_is_refused(tmp_path, split):
     counts = {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"}
     photos(tmp_path, {place: 1 if place.startswith(split) else count for place, count in counts.items()})
     config = read_config(tiny_config(data={"name": "folder", "root": str(tmp_path)}))
@@ -171,7 +168,7 @@ def test_a_split_in_which_no_query_has_a_positive_is_refused(tmp_path: Path, spl
 
 
 @pytest.mark.slow
-def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path: Path) -> None:
+def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path):
     photos(tmp_path, {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"})
     for broken in tmp_path.glob("*/*/[012].png"):
         if broken.parent.name[-1] in "ab" or broken.name == "0.png":
@@ -185,7 +182,7 @@ def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_batch_that_the_classes_cannot_fill_is_told_by_rehearsal_and_run(tmp_path: Path) -> None:
+def test_a_batch_that_the_classes_cannot_fill_is_told_by_rehearsal_and_run(tmp_path):
     photos(tmp_path / "photos", {f"{split}/{split}{label}": 4 for split in ("train", "test") for label in "ab"})
     data = {"name": "folder", "root": str(tmp_path / "photos"), "validation_fraction": 0}
     config = read_config(tiny_config(data=data, train={"steps": 3}))
@@ -196,7 +193,7 @@ def test_a_batch_that_the_classes_cannot_fill_is_told_by_rehearsal_and_run(tmp_p
     assert said not in str(rehearse(read_config(tiny_config())))
 
 
-def test_a_folder_that_holds_no_training_classes_is_met_with_the_remedy(tmp_path: Path) -> None:
+def test_a_folder_that_holds_no_training_classes_is_met_with_the_remedy(tmp_path):
     photos(tmp_path, dict.fromkeys("abcd", 4))
     data = {"name": "folder", "root": str(tmp_path), "validation_fraction": 0}
     with pytest.raises(UserError, match=r"no images in split 'train'.*set data\.params\.test_fraction"):
@@ -208,7 +205,7 @@ def test_a_folder_that_holds_no_training_classes_is_met_with_the_remedy(tmp_path
 # -- Metrics chosen in a configuration reach the evaluation, and unknown ones are refused with it
 
 
-def test_metrics_are_chosen_in_a_configuration() -> None:
+def test_metrics_are_chosen_in_a_configuration():
     config = read_config("digits/soprc", ["evaluate.metrics=[mrr@10,coverage@5]"])
     assert evaluation_options(config)["metrics"] == ("mauprc", "mrr@10", "coverage@5")
     assert "metrics" not in two_way_options(config)

@@ -17,13 +17,13 @@ from testing.runs import assert_equal, pairs_config, records, trainer_of, write_
 from torch import Tensor, nn
 
 import aurank
-from aurank.commands import evaluate_model, evaluate_pairs
+from aurank.commands import RunOptions, evaluate_model, evaluate_pairs
 from aurank.embedding import ImageSelection
-from aurank.embedding.stored.checkpoint import load_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.losses import SogCLRLoss
-from aurank.training import load_pairs, read_config, rehearse
+from aurank.training import load_pairs, read_config
 from aurank.training.build import build_splits
 
 LARGER = {"backbone": "resnet10t"}  # which learns in a few steps
@@ -50,7 +50,7 @@ def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 @pytest.mark.slow
-def test_a_run_learns_both_ways_and_measures_all_pairs_and_each_group(trained: tuple[Path, aurank.TrainResult]) -> None:
+def test_a_run_learns_both_ways_and_measures_all_pairs_and_each_group(trained):
     out, result = trained
     assert list(result.two_way) == ["all", "seen_texts", "new_texts", "new_classes"]
     seen = result.two_way["seen_texts"]
@@ -67,7 +67,7 @@ def test_a_run_learns_both_ways_and_measures_all_pairs_and_each_group(trained: t
     assert result.best["mean_recall"] == max(line["mean_recall"] for line in measured)
 
 
-def test_the_loss_is_of_images_and_of_the_texts_of_the_same_rows_both_ways(root: Path) -> None:
+def test_the_loss_is_of_images_and_of_the_texts_of_the_same_rows_both_ways(root):
     trainer = trainer_of(pairs_config(root))
     trainer.model.eval()
     rows = [17, 3, 39, 8, 9, 21]
@@ -86,7 +86,7 @@ def test_the_loss_is_of_images_and_of_the_texts_of_the_same_rows_both_ways(root:
     assert (state.log_u != 0).any(dim=0).nonzero().flatten().tolist() == sorted(rows)
 
 
-def test_every_parameter_of_both_towers_is_optimised_once_and_heads_by_their_own_rate(root: Path) -> None:
+def test_every_parameter_of_both_towers_is_optimised_once_and_heads_by_their_own_rate(root):
     trainer = trainer_of(pairs_config(root, optim={"head_lr_multiplier": 7.0}))
     groups = {group["name"]: group for group in trainer.optimiser.param_groups}
     held = [id(parameter) for group in groups.values() for parameter in group["params"]]
@@ -98,13 +98,10 @@ def test_every_parameter_of_both_towers_is_optimised_once_and_heads_by_their_own
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_resumes_bit_for_bit(root: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_bit_for_bit(root, tmp_path):
     """With a temperature that is learnt, a moving average, and a tokeniser that is not learnt anew."""
-    sections = {
-        "train": {"steps": 6, "accumulate": 2, "ema": 0.8, "validate_every": 2},
-        "optim": {"temperature_lr": 0.01},
-    }
-    config = pairs_config(root, "clip", **sections)
+    train = {"steps": 6, "accumulate": 2, "ema": 0.8, "validate_every": 2}
+    config = pairs_config(root, "clip", train=train, optim={"temperature_lr": 0.01})
 
     def interrupt(kind: str, values: dict[str, Any]) -> None:
         if kind == "step" and values["step"] == 3:
@@ -125,7 +122,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_cached_gradients_train_the_weights_of_plain_ones(root: Path, tmp_path: Path) -> None:
+def test_cached_gradients_train_the_weights_of_plain_ones(root, tmp_path):
     states = []
     for name, micro_batch in (("plain", None), ("cached", 5)):
         train = {"steps": 3, "accumulate": 2, "micro_batch": micro_batch}
@@ -135,9 +132,7 @@ def test_cached_gradients_train_the_weights_of_plain_ones(root: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(
-    root: Path, tmp_path: Path, trained: tuple[Path, aurank.TrainResult]
-) -> None:
+def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(root, tmp_path, trained):
     out, result = trained
     assert evaluate_model(f"aurank:{out}/best").metrics == pytest.approx(result.report.metrics)
     image_model = aurank.load(out / "best")
@@ -154,13 +149,9 @@ def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(
 
 
 @pytest.mark.slow
-def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
-    root: Path,
-    tmp_path: Path,
-    trained: tuple[Path, aurank.TrainResult],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_pairs_measures_as_training_did_and_classifies_by_names(
+    root, tmp_path, trained, monkeypatch, capsys
+):
     out, result = trained
     monkeypatch.setenv("AURANK_CACHE", str(tmp_path / "cache"))
     command = ("pairs", "--model", f"aurank:{out}/best", "--out", tmp_path, "--prompt", "a {} square")
@@ -187,9 +178,7 @@ def test_the_command_pairs_measures_what_training_did_and_classifies_by_names(
 
 
 @pytest.mark.slow
-def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_written(tmp_path, monkeypatch, capsys):
     """An image in several rows has several labels, so there is nothing that images could be compared by."""
     write_table(tmp_path, labelled=False, captions=2)
     content = pairs_config(tmp_path, data={"validation_fraction": 0}, train={"steps": 3})
@@ -205,7 +194,7 @@ def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_wri
 
 
 @pytest.mark.slow
-def test_an_image_in_several_rows_stands_once_among_images(tmp_path: Path) -> None:
+def test_an_image_in_several_rows_stands_once_among_images(tmp_path):
     write_table(tmp_path, captions=2)
     config = pairs_config(tmp_path, train={"steps": 3})
     config["loss"]["matryoshka"] = [4, config["model"]["dim"]]
@@ -217,7 +206,7 @@ def test_an_image_in_several_rows_stands_once_among_images(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("train_labels", ["class", "image"])
-def test_without_a_text_model_an_image_stands_once_in_every_split(tmp_path: Path, train_labels: str) -> None:
+def test_without_a_text_model_an_image_stands_once_in_every_split(tmp_path, train_labels):
     write_table(tmp_path, captions=2)
     data = {"train_labels": train_labels, "views": 2}
     config = read_config(pairs_config(tmp_path, model={"text": None}, data=data))
@@ -228,18 +217,6 @@ def test_without_a_text_model_an_image_stands_once_in_every_split(tmp_path: Path
         pairs, once = getattr(with_texts, name), getattr(splits, name)
         assert once.paths == tuple(dict.fromkeys(pairs.paths))
         assert len(once) == len(pairs) // 2
-
-
-@pytest.mark.slow
-def test_unreadable_images_are_left_out_with_their_texts(tmp_path: Path) -> None:
-    write_table(tmp_path)
-    for name in ("red0", "blue3", "green15", "pink2"):
-        (tmp_path / f"{name}.png").write_bytes(b"broken")
-    config = pairs_config(tmp_path, data={"on_error": "skip", "validation_fraction": 0}, train={"steps": 3})
-    result = aurank.train(config, tmp_path / "out")
-    assert result.skipped == {"train": 2, "test": 2}
-    assert result.two_way["all"].image_to_text.num_queries == 6 * 6 + 2 * 16 - 2
-    assert rehearse(read_config(config)).images == {"train": 60, "test": 68}
 
 
 class Clip(nn.Module):
@@ -255,9 +232,7 @@ class Clip(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_text_model_of_another_library_is_trained_with_its_own_tokens(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_model_of_another_library_is_trained_with_its_own_tokens(root, tmp_path, monkeypatch):
     def tokenise(texts: list[str]) -> Tensor:
         return torch.tensor([[1 + ord(letter) for letter in text.ljust(20)[:20]] for text in texts])
 
@@ -282,3 +257,60 @@ def test_a_text_model_of_another_library_is_trained_with_its_own_tokens(
     found = evaluate_pairs(f"aurank:{tmp_path}/out/best")
     assert found.two_way["all"].metrics == pytest.approx(result.two_way["all"].metrics)
     assert fetched == [None]  # the published weights would be written over
+
+
+# -- `aurank pairs`, and what a run of images alone says before it starts
+
+
+@pytest.fixture
+def best(trained: tuple[Path, aurank.TrainResult]) -> Path:
+    return trained[0] / "best.safetensors"
+
+
+@pytest.mark.slow
+def test_pairs_are_drawn_and_their_images_embedded_once_for_all_commands(best, tmp_path):
+    told: list[tuple[str, int, int]] = []
+    said: list[str] = []
+    running = RunOptions(batch=50, cache=tmp_path, listener=lambda *stage: told.append(stage), say=said.append)
+    first = evaluate_pairs(f"aurank:{best}", running=running)
+    assert told[:3] == [("embedding images", 50, 68), ("embedding images", 68, 68), ("embedding texts", 16, 16)]
+    assert {stage for stage, _, _ in told[3:]} == {"ranking"}
+    assert said == []
+    told.clear()
+    again = evaluate_pairs(f"aurank:{best}", running=running)
+    assert told[:2] == [("embedding images", 68, 68), ("embedding texts", 16, 16)]
+    assert again.two_way["all"].metrics == first.two_way["all"].metrics
+    evaluate_model(f"aurank:{best}", running=running)
+    assert [line[:47] for line in said] == ["read 68 embeddings from the cache " + str(tmp_path)[:13]] * 2
+
+
+@pytest.mark.slow
+def test_of_several_texts_of_an_image_pairs_and_evaluate_read_one_embedding(best, tmp_path):
+    write_table(tmp_path, captions=2)
+    broken = tmp_path / "red15.png"
+    broken.write_bytes(b"broken")
+    said: list[str] = []
+    running = RunOptions(cache=tmp_path / "cache", say=said.append)
+    images = ImageSelection(data=f"table:{tmp_path}/pairs.csv", overrides=["data.on_error=skip"])
+    first = evaluate_pairs(f"aurank:{best}", images, running=running)
+    assert "; 136 pairs of " in first.two_way["all"].image_to_text.notes[-1]
+    assert first.two_way["all"].image_to_text.notes[-1].endswith(" 2 of them skipped as unreadable")
+    assert said == []
+    report = evaluate_model(f"aurank:{best}", images, running=running)
+    assert report.num_queries == 67
+    Image.new("RGB", (16, 16), (220, 30, 30)).save(broken)
+    whole = ImageSelection(data=images.data)
+    evaluate_pairs(f"aurank:{best}", whole, running=running)  # a changed file: all anew
+    evaluate_pairs(f"aurank:{best}", whole, running=running)
+    assert [line.partition(" from ")[0] for line in said] == ["read 67 of 68 embeddings", "read 68 embeddings"]
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_a_run_of_images_alone_is_refused_before_data_are_read(best, tmp_path):
+    checkpoint = load_checkpoint(best)
+    checkpoint["config"]["model"]["text"] = None
+    checkpoint["config"]["data"]["root"] = str(tmp_path / "nowhere")
+    save_checkpoint(tmp_path / "images.pt", checkpoint)
+    with pytest.raises(UserError, match=r"images\.pt was trained on images alone: .* measure it with aurank evaluate"):
+        evaluate_pairs(f"aurank:{tmp_path}/images.pt")

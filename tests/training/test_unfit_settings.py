@@ -61,7 +61,7 @@ TEXTS: list[tuple[dict[str, Any], str]] = [
         ),
     ],
 )
-def test_a_mistake_in_a_configuration_is_told_by_its_key(config: dict[str, Any], key: str) -> None:
+def test_a_mistake_in_a_configuration_is_told_by_its_key(config, key):
     with pytest.raises(ConfigError, match=key):
         read_config(config)
 
@@ -74,7 +74,7 @@ def test_a_mistake_in_a_configuration_is_told_by_its_key(config: dict[str, Any],
         ({"optim": {"name": "sgd", "params": {"momentum": 0.0}}}, "optim.params"),
     ],
 )
-def test_a_run_that_cannot_begin_is_told_by_the_setting(tmp_path: Path, sections: dict[str, Any], name: str) -> None:
+def test_a_run_that_cannot_begin_is_told_by_the_setting(tmp_path, sections, name):
     with pytest.raises(UserError, match=name):
         aurank.train(tiny_config("clip", **sections), tmp_path / "out")
 
@@ -86,9 +86,7 @@ def test_a_run_that_cannot_begin_is_told_by_the_setting(tmp_path: Path, sections
         ({"train": {"trackers": ["wandb"]}}, "train.trackers: pip install wandb"),
     ],
 )
-def test_what_a_run_cannot_be_combined_with_is_named(
-    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], name: str
-) -> None:
+def test_what_a_run_cannot_be_combined_with_is_named(monkeypatch, sections, name):
     for variable, value in {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr("aurank.training.trainer.get_available_trackers", list)
@@ -98,7 +96,7 @@ def test_what_a_run_cannot_be_combined_with_is_named(
 
 
 @pytest.mark.slow
-def test_the_cut_texts_of_pairs_are_counted(tmp_path: Path) -> None:
+def test_the_cut_texts_of_pairs_are_counted(tmp_path):
     write_table(tmp_path)
     text = {"layers": 1, "width": 16, "heads": 2, "length": 6, "vocabulary": 259}
     config = pairs_config(tmp_path, model={"text": text}, train={"micro_batch": 4}, optim={"temperature_lr": 0.1})
@@ -109,14 +107,13 @@ def test_the_cut_texts_of_pairs_are_counted(tmp_path: Path) -> None:
     assert rehearsal.memory["activations"] > 0
 
 
-def test_an_epoch_without_batches_is_told_before_training() -> None:
+def test_an_epoch_without_batches_is_told_before_training():
     config = read_config(tiny_config(sampler={"name": "pk", "batch": 58, "params": {"per_class": 2}}))
     train = build_splits(config).train
     labels = np.arange(len(train)).clip(20) - 20  # one class of 21 images, and others of one
     rows = np.flatnonzero(labels < 4)
-    huge = dataclasses.replace(
-        train.select(rows), labels=labels[rows], classes=tuple("abcd"), class_ids=None, texts=None
-    )
+    few = train.select(rows)
+    huge = dataclasses.replace(few, labels=labels[rows], classes=tuple("abcd"), class_ids=None, texts=None)
     build_sampler(config, huge, rank=0, world_size=1, neighbours=lambda count: None)
     remedy = "start fewer processes, or raise sampler.params.per_class or sampler.batch"
     with pytest.raises(UserError, match=f"no batch of epoch 1 has 2 rows for each of 2 processes, .*; {remedy}"):

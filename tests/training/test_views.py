@@ -29,9 +29,7 @@ SHUFFLED = {"name": "shuffled", "params": {}}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [None, 8])
-def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int | None
-) -> None:
+def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(tmp_path, monkeypatch, micro_batch):
     seen: list[tuple[int, ...]] = []
     original = Encoder.forward
 
@@ -44,10 +42,8 @@ def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
     given: list[tuple[torch.Tensor, ...]] = []
 
     def recording() -> Learnt:
-        loss = Learnt()
-        loss.register_forward_pre_hook(
-            lambda _, inputs, named: given.append((*inputs[:2], named["ids"])), with_kwargs=True
-        )
+        loss, keep = Learnt(), lambda _, inputs, named: given.append((*inputs[:2], named["ids"]))
+        loss.register_forward_pre_hook(keep, with_kwargs=True)
         return loss
 
     monkeypatch.setitem(LOSSES, "recording", recording)
@@ -66,7 +62,7 @@ def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
 
 
 @pytest.mark.slow
-def test_labels_of_images_are_rows_and_what_is_measured_stays_by_class(tmp_path: Path) -> None:
+def test_labels_of_images_are_rows_and_what_is_measured_stays_by_class(tmp_path):
     config = read_config(tiny_config("smooth_ap", data=OWN_LABELS, sampler=SHUFFLED, train={"steps": 3}))
     by_class = build_splits(read_config(tiny_config()))
     splits = build_splits(config)
@@ -87,7 +83,7 @@ def unlabelled_photos(root: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: Path) -> None:
+def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path):
     config = unlabelled_photos(tmp_path / "photos", train={"steps": 6, "validate_every": 4, "checkpoint_every": 6})
     notice = "photos has no test split: nothing is measured at the end, best is the newest checkpoint"
     rehearsal = rehearse(read_config(config))
@@ -98,26 +94,18 @@ def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: 
     assert (result.report, result.best, result.steps, result.stopped_by) == (None, {}, 6, None)
     assert not {"testing", "tested"} & set(told)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {
-        "config.yaml",
-        "metrics.jsonl",
-        "last.safetensors",
-        "best.safetensors",
-        "timing.json",
-        "report.html",
-    }
+    files = {"config.yaml", "metrics.jsonl", "timing.json", "report.html"}
+    assert names == {*files, "last.safetensors", "best.safetensors"}
     assert load_checkpoint(tmp_path / "out" / "best.safetensors")["progress"]["step"] == 6
     # Measured elsewhere, on images that have classes.
     photos(tmp_path / "classes", {"a": 2, "b": 2, "c": 2})
-    report = evaluate_model(
-        f"aurank:{tmp_path / 'out' / 'best'}", ImageSelection(data=f"folder:{tmp_path / 'classes'}")
-    )
-    assert report.num_queries == 6
+    classes = ImageSelection(data=f"folder:{tmp_path / 'classes'}")
+    assert evaluate_model(f"aurank:{tmp_path}/out/best", classes).num_queries == 6
     assert aurank.train(config, tmp_path / "out", resume=True).report is None
 
 
 @pytest.mark.slow
-def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tmp_path: Path) -> None:
+def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tmp_path):
     model = {"head_layers": 3, "head_width": 16, "discard_head": True}
     config = tiny_config("smooth_ap", model=model, train={"steps": 3, "ema": 0.5}, memory={"size": 100})
     result = aurank.train(config, tmp_path / "out")
@@ -134,7 +122,7 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
 HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 5, "num_neighbours": 7}}
 
 
-def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(tmp_path: Path) -> None:
+def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(tmp_path):
     photos(tmp_path, {f"{split}/{split}{label}": 4 for split in ("train", "val", "test") for label in "abcd"})
     (tmp_path / "train" / "trainb" / "1.png").write_bytes(b"broken")
     data = {"name": "folder", "root": str(tmp_path), "on_error": "skip", "channels": 3}
@@ -159,9 +147,7 @@ def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(t
 
 
 @pytest.mark.slow
-def test_neighbours_are_mined_anew_every_so_many_steps_from_the_weights_of_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neighbours_are_mined_anew_every_so_many_steps_from_the_weights_of_then(tmp_path, monkeypatch):
     mined: list[tuple[int, int, np.ndarray]] = []
     original = HardNegativeSampler.refresh
 
@@ -180,5 +166,5 @@ def test_neighbours_are_mined_anew_every_so_many_steps_from_the_weights_of_then(
     assert len(state["shown"]) == 20
 
 
-def test_a_rehearsal_needs_no_neighbours() -> None:
+def test_a_rehearsal_needs_no_neighbours():
     assert rehearse(read_config(tiny_config(sampler=HARD))).loss > 0

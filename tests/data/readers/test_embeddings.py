@@ -17,7 +17,7 @@ def read(path: Path, **params: Any) -> Any:
     return READERS["embeddings"](path.parent, file=path.name, **params)
 
 
-def test_rows_labels_paths_and_splits_are_those_of_the_file(tmp_path: Path) -> None:
+def test_rows_labels_paths_and_splits_are_those_of_the_file(tmp_path):
     held = rows(classes=np.array([f"kind {label}" for label in range(12)]), super_labels=np.repeat([0, 1], 36))
     np.savez(tmp_path / "rows.npz", **held)
     manifest = read(tmp_path / "rows.npz")
@@ -34,7 +34,7 @@ def test_rows_labels_paths_and_splits_are_those_of_the_file(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("none", [-1, -1.0, np.nan, "", "-1"], ids=repr)
-def test_a_missing_camera_or_super_label_is_none(tmp_path: Path, none: Any) -> None:
+def test_a_missing_camera_or_super_label_is_none(tmp_path, none):
     groups = np.array([none, 5, 7]).repeat(24)
     manifest = read(write_rows(tmp_path / "rows.npz", groups=groups, super_labels=groups))
     for numbers in (manifest.groups, manifest.super_labels):
@@ -42,7 +42,7 @@ def test_a_missing_camera_or_super_label_is_none(tmp_path: Path, none: Any) -> N
         assert len(set(numbers.tolist())) == 3
 
 
-def test_an_npy_with_files_of_labels_and_splits_is_the_same_data(tmp_path: Path) -> None:
+def test_an_npy_with_files_of_labels_and_splits_is_the_same_data(tmp_path):
     held = rows()
     for name in ("embeddings", "labels", "splits"):
         np.save(tmp_path / f"{name}.npy", held[name])
@@ -55,12 +55,12 @@ def test_an_npy_with_files_of_labels_and_splits_is_the_same_data(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float64])
-def test_rows_of_another_precision_become_float32(tmp_path: Path, kind: type) -> None:
+def test_rows_of_another_precision_become_float32(tmp_path, kind):
     write_rows(tmp_path / "rows.npz", embeddings=rows()["embeddings"].astype(kind))
     assert EmbeddingDataset(read(tmp_path / "rows.npz")).__getitems__([0]).image.dtype.itemsize == 4
 
 
-def test_a_changed_number_changes_the_contents_that_a_resumed_run_is_compared_by(tmp_path: Path) -> None:
+def test_a_changed_number_changes_the_contents_that_a_resumed_run_is_compared_by(tmp_path):
     embeddings = rows()["embeddings"]
     before = contents(read(write_rows(tmp_path / "rows.npz")))
     embeddings[70, 3] += 1e-6
@@ -87,9 +87,7 @@ def spoiled(row: int, value: float) -> np.ndarray:
         ({"made_by": np.array("{}")}, "embeddings with made_by"),
     ],
 )
-def test_files_that_cannot_be_trained_on_are_refused_in_one_line(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_files_that_cannot_be_trained_on_are_refused_in_one_line(tmp_path, changes, message):
     path = write_rows(tmp_path / "rows.npz", **changes)
     with pytest.raises(UserError, match=message) as caught:
         read(path)

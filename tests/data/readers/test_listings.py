@@ -1,13 +1,22 @@
+"""Tables and lists of images: what is read from them, boxes among it, and what is refused with its line."""
+
 import dataclasses
 
+import numpy as np
 import pyarrow
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from testing.trees import write_tree, zip_tree
+from PIL import Image
+from testing.trees import pixels, write_tree, zip_tree
 
-from aurank.data.checks.doctor import examine
+from aurank.data import ImageDataset
+from aurank.data.checks.doctor import examine, repeated_image
+from aurank.data.checks.findings import write_table
+from aurank.data.decode import crop
 from aurank.data.readers.listing import Row, class_folders, read_lists
 from aurank.data.readers.table import read_table
+from aurank.data.transforms.base import Pipeline
 from aurank.errors import AurankWarning, UserError
 
 IMAGES = ["a/1.png", "a/2.png", "b/with blank.png", "b/4.png"]
@@ -28,10 +37,7 @@ def _names(manifest):
 
 def test_a_table_is_read_from_csv_and_parquet_alike(tree):
     (tree / "rows.csv").write_text(CSV)
-    columns = list(zip(*(line.split(",") for line in CSV.splitlines()[1:]), strict=True))
-    pyarrow.parquet.write_table(
-        pyarrow.table(dict(zip(["path", "label", "split"], map(list, columns), strict=True))), tree / "rows.parquet"
-    )
+    pyarrow.parquet.write_table(pyarrow.csv.read_csv(tree / "rows.csv"), tree / "rows.parquet")
     manifest = read_table(tree, file="rows.csv")
     assert manifest.paths == tuple(IMAGES)
     assert _names(manifest) == ["cat", "cat", "owl", "owl"]
@@ -87,7 +93,7 @@ HEAD, BOX = "path,label,split\n", "path,label,split,x1,y1,x2,y2\na/1.png,cat,tes
         ("path,text,split\na/1.png,a cat,test\na/2.png, ,test\n", r"rows\.csv, line 3: text is empty or NaN"),
         (
             "path,text,split\na/1.png,x,test\na/2.png,,test\na/3.png,,test\n",
-            "line 3: text is empty or NaN, and in 1 more; give each image one",
+            "line 3: text .*, and in 1 more; give",
         ),
         (CSV + "a/9.png,cat\n", r"rows\.csv, line 6: expected 3 columns"),
         (CSV + "a/9.png,cat,query\n", "rows: split 'query' is not known"),
@@ -101,6 +107,7 @@ HEAD, BOX = "path,label,split\n", "path,label,split,x1,y1,x2,y2\na/1.png,cat,tes
         (HEAD + "a/../../secret.png,a,test\n", "line 2: path .* leaves"),
         (HEAD + "/etc/passwd,a,test\n", "line 2: path .* leaves"),
         ("path,label,split,x1,y1,x2\na/1.png,cat,test,0,0,3\n", "column 'y2' is missing"),
+        (BOX + ",,,\na/1.png,dog,test,,,,\n", "line 3: image 'a/1.png' has label 'dog', but 'cat'"),
         (BOX + "0,0,,\n", "line 2: the box must be x1,y1,x2,y2"),
         (BOX + "3,0,3,2\n", "line 2: the box must be .* got 3,0,3,2"),
         (BOX + "0,0,nan,2\n", "line 2: the box must be .* got 0,0,nan,2"),
@@ -115,10 +122,8 @@ def test_a_table_that_is_wrong_is_refused_naming_the_line(tree, text, message):
 
 def test_equal_texts_are_one_class_that_the_text_names(tree):
     composed, decomposed = "caf\u00e9 au lait", "  cafe\u0301  au\tlait "
-    (tree / "rows.csv").write_text(
-        f'path,text,split\na/1.png,{composed},train\na/2.png,"{decomposed}",train\nb/4.png,Cafe au lait,test\n',
-        encoding="utf-8",
-    )
+    rows = f'path,text,split\na/1.png,{composed},train\na/2.png,"{decomposed}",train\nb/4.png,Cafe au lait,test\n'
+    (tree / "rows.csv").write_text(rows, encoding="utf-8")
     manifest = read_table(tree, file="rows.csv")
     assert manifest.texts == (composed, composed, "Cafe au lait")
     assert manifest.classes == (composed, "Cafe au lait")
@@ -126,15 +131,13 @@ def test_equal_texts_are_one_class_that_the_text_names(tree):
 
 
 def test_an_image_may_have_several_texts_and_a_label_may_stand_beside_them(tree):
-    (tree / "rows.csv").write_text(
-        'path,text,split\na/1.png,"a cat, asleep",train\na/1.png,"two\nlines",train\na/2.png,"a cat, asleep",train\n'
-    )
+    rows = 'a/1.png,"a cat, asleep",train\na/1.png,"two\nlines",train\na/2.png,"a cat, asleep",train\n'
+    (tree / "rows.csv").write_text("path,text,split\n" + rows)
     manifest = read_table(tree, file="rows.csv")
     assert manifest.paths == ("a/1.png", "a/1.png", "a/2.png")
     assert _names(manifest) == ["a cat, asleep", "two lines", "a cat, asleep"]
-    (tree / "rows.csv").write_text(
-        "path,text,split,label\na/1.png,a cat,train,cat\na/1.png,asleep,train,cat\nb/4.png,an owl,train,owl\n"
-    )
+    rows = "a/1.png,a cat,train,cat\na/1.png,asleep,train,cat\nb/4.png,an owl,train,owl\n"
+    (tree / "rows.csv").write_text("path,text,split,label\n" + rows)
     manifest = read_table(tree, file="rows.csv")
     assert manifest.texts == ("a cat", "asleep", "an owl")
     assert _names(manifest) == ["cat", "cat", "owl"]
@@ -223,3 +226,60 @@ def test_a_list_that_is_missing_or_starts_elsewhere_says_so(tree, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             read_lists(tree, train="train.txt", **given)
+
+
+BOXES, ROWS = "path,label,split,x1,y1,x2,y2\n", "a.png,cat,test,0,0,3,2\na.png,dog,test,2,1,5,6\nb.png,cat,test,,,,\n"
+
+
+@pytest.fixture
+def boxed(tmp_path):
+    write_tree(tmp_path, ("a.png", "b.png"))
+    (tmp_path / "rows.csv").write_text(BOXES + ROWS)
+    return tmp_path
+
+
+class AsItIs(Pipeline):
+    """The pixels that a data set hands to its transform."""
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        return image
+
+
+def test_a_row_is_the_part_of_the_image_in_its_box_as_pillow_cuts_it(boxed):
+    manifest = read_table(boxed, file="rows.csv")
+    assert manifest.boxes.tolist() == [[0, 0, 3, 2], [2, 1, 5, 6], [-1, -1, -1, -1]]
+    dataset = ImageDataset(manifest, AsItIs(6, 3), channels=3, cache_bytes=0)
+    for row, box in enumerate([(0, 0, 3, 2), (2, 1, 5, 6), None]):
+        with Image.open(boxed / manifest.paths[row]) as file:
+            expected = np.asarray(file if box is None else file.crop(box))
+        np.testing.assert_array_equal(dataset._read(row), expected)
+
+
+def test_rows_that_differ_in_their_box_alone_are_no_repeats(boxed):
+    manifest = read_table(boxed, file="rows.csv")
+    assert repeated_image(manifest) is None
+    assert examine(manifest, contents=False).errors == []
+    (boxed / "rows.csv").write_text(BOXES + ROWS + "a.png,cat,test,0.2,0,3,1.9\n")
+    again = read_table(boxed, file="rows.csv")
+    assert "lists image 'a.png [0, 0, 3, 2]' twice" in str(repeated_image(again))
+    assert "a.png [0, 0, 3, 2]" in str(examine(again, contents=False))
+
+
+def test_boxes_are_part_of_the_content_and_stay_with_their_rows(boxed):
+    manifest = read_table(boxed, file="rows.csv")
+    (boxed / "whole.csv").write_text("path,label,split\nb.png,cat,test\n")
+    whole = read_table(boxed, file="whole.csv")
+    assert whole.boxes is None
+    part = manifest.select([1, 2])
+    assert part.boxes.tolist() == [[2, 1, 5, 6], [-1] * 4]
+    (boxed / "rows.csv").write_text(BOXES + ROWS.replace("2,1,5,6", "2,1,5,5"))
+    assert read_table(boxed, file="rows.csv").sha256 != manifest.sha256
+    write_table(manifest, boxed / "kept.csv")
+    assert read_table(boxed, file="kept.csv").sha256 == manifest.sha256
+
+
+def test_a_box_reaches_no_further_than_its_image_and_one_beyond_it_is_named():
+    image = pixels(1, height=4, width=5)
+    np.testing.assert_array_equal(crop(image, (3, 2, 90, 90), "a.png"), image[2:, 3:])
+    with pytest.raises(UserError, match=r"image 'a.png' has 5 × 4 pixels, of which none lies in the box 5,0,9,4"):
+        crop(image, (5, 0, 9, 4), "a.png")

@@ -1,9 +1,11 @@
-"""A label, a camera and a missing value are the same in every kind of input."""
+"""A label, several labels, a camera and a missing value are the same in every kind of input."""
 
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,18 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 from testing.inputs import add_to_tar
+from torch.utils.data import Subset
 
 import aurank
 from aurank.data import READERS, Manifest, from_dataset, from_table
 from aurank.embedding.embedded import described
-from aurank.errors import UserError
+from aurank.errors import AurankWarning, UserError
 
 Values = list[Any]
+GREY = np.zeros((4, 4), np.uint8)
 MISSING = (None, float("nan"), np.float32("nan"), "", " ", "NaN", "nan")
 
 
@@ -42,19 +47,23 @@ def folder(root: Path) -> Path:
     return root
 
 
-def by_csv(root: Path, **columns: Values) -> Manifest:
+def by_csv(root: Path, *, separator: str | None = None, **columns: Values) -> Manifest:
     with (root / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows([[*rows(**columns)], *zip(*rows(**columns).values(), strict=True)])
-    return READERS["table"](folder(root), file="rows.csv")
+    return READERS["table"](folder(root), file="rows.csv", separator=separator)
 
 
-def arrow(**columns: Values) -> pa.Table:
-    return pa.table({name: pa.array(values, from_pandas=False) for name, values in rows(**columns).items()})
+def arrow(columns: dict[str, Values]) -> pa.Table:
+    return pa.table({name: pa.array(values, from_pandas=False) for name, values in columns.items()})
 
 
 def by_parquet(root: Path, **columns: Values) -> Manifest:
-    pq.write_table(arrow(**columns), root / "rows.parquet")
+    pq.write_table(arrow(rows(**columns)), root / "rows.parquet")
     return READERS["table"](folder(root), file="rows.parquet")
+
+
+def by_frame(make: Callable[..., Any], root: Path, *, separator: str | None = None, **columns: Values) -> Manifest:
+    return from_table(make(rows(**columns)), root=folder(root), separator=separator)
 
 
 def by_hf(root: Path, *, label: Values) -> Manifest:
@@ -77,9 +86,9 @@ def by_json(root: Path, *, label: Values) -> Manifest:
 TABLES: dict[str, Callable[..., Manifest]] = {
     "csv": by_csv,
     "parquet": by_parquet,
-    "pandas": lambda root, **columns: from_table(pandas.DataFrame(rows(**columns)), root=folder(root)),
-    "polars": lambda root, **columns: from_table(polars.DataFrame(rows(**columns), strict=False), root=folder(root)),
-    "pyarrow": lambda root, **columns: from_table(arrow(**columns), root=folder(root)),
+    "pandas": partial(by_frame, pandas.DataFrame),
+    "polars": partial(by_frame, partial(polars.DataFrame, strict=False)),
+    "pyarrow": partial(by_frame, arrow),
 }
 INPUTS: dict[str, Callable[..., Manifest]] = {
     **TABLES,
@@ -90,7 +99,7 @@ INPUTS: dict[str, Callable[..., Manifest]] = {
         {f"{row}.png": photo() for row in range(len(label))}
         | {f"{row}.cls": str("" if value is None else value).encode() for row, value in enumerate(label)},
     ),
-    "torch": lambda root, label: from_dataset([(np.zeros((4, 4), np.uint8), value) for value in label]),
+    "torch": lambda root, label: from_dataset([(GREY, value) for value in label]),
 }
 
 
@@ -129,3 +138,90 @@ def test_a_key_ends_at_the_first_dot_and_what_has_no_place_is_told(tmp_path: Pat
     with pytest.warns(aurank.errors.AurankWarning, match=told):
         manifest = archive(tmp_path, files)
     assert manifest.paths == ("rows.tar/a.png", "rows.tar/c.png")
+
+
+SETS = [["sofa", "cat"], ["cat"], ["cat", "sofa"], ["dog", "cat"]]
+TAGS = ("cat", "dog", "sofa")
+FLAGS = [[name in tags for name in TAGS] for tags in SETS]
+
+
+class Vision(torch.utils.data.Dataset[Any]):
+    classes, targets = TAGS, torch.tensor(FLAGS)
+
+    def __len__(self) -> int:
+        return len(SETS)
+
+    def __getitem__(self, row: int) -> Any:
+        return GREY, self.targets[row]
+
+
+def of_named(root: Path, kind: str = "given") -> Manifest:
+    """As a data set of Hugging Face whose labels are numbers with names, saved or as it is."""
+    datasets = pytest.importorskip("datasets")
+    features = {"image": datasets.Image(), "label": datasets.Sequence(datasets.ClassLabel(names=[*TAGS]))}
+    datasets.disable_progress_bars()
+    given = [{"image": GREY, "label": tags} for tags in SETS]
+    data = datasets.Dataset.from_list(given, features=datasets.Features(features))
+    if kind == "given":
+        return from_dataset(data)
+    data.save_to_disk(str(root / "saved")) if kind == "arrow" else data.to_parquet(str(root / "saved.parquet"))
+    return READERS["hf"](root, path="saved" if kind == "arrow" else "saved.parquet")
+
+
+SEVERAL: dict[str, Callable[[Path], Manifest]] = {
+    **{kind: partial(INPUTS[kind], label=SETS) for kind in INPUTS.keys() - {"csv", "cls"}},
+    "csv": lambda root: by_csv(root, label=["|".join(tags) for tags in SETS], separator="|"),
+    "csv ;": lambda root: by_csv(root, label=[";".join(tags) for tags in SETS], separator=";"),
+    "frame": lambda root: by_frame(arrow, root, label=["+".join(tags) for tags in SETS], separator="+"),
+    "mapping": lambda root: from_dataset([{"image": GREY, "label": tuple(tags)} for tags in SETS]),
+    "subset": lambda root: from_dataset(Subset([(GREY, tags) for tags in SETS], range(4))),
+    "torchvision": lambda root: from_dataset(Vision()),
+    "hugging face": of_named,
+    "hf arrow": lambda root: of_named(root, "arrow"),
+    "hf parquet": lambda root: of_named(root, "parquet"),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_a_list_of_labels_is_a_class_of_its_own_whatever_their_order(kind: str, tmp_path: Path) -> None:
+    manifest = SEVERAL[kind](tmp_path)
+    assert manifest.classes == ("cat|sofa", "cat", "cat|dog")
+    assert manifest.labels.tolist() == [0, 1, 0, 2]
+    assert manifest.class_sets.tolist() == [[True, False, True], [True, False, False], [True, True, False]]
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
+def test_truth_values_say_which_labels_there_are(kind: Callable[[Any], Any]) -> None:
+    assert from_dataset([(GREY, kind(flags)) for flags in FLAGS]).classes == ("0|2", "0", "0|1")
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ([], "label is empty or NaN"),
+        (np.zeros(3, bool), "label is empty or NaN"),
+        ([0, 1, 0], "item 0: a label must be a number or text, or a list that has each once, without"),
+        (np.array([0, 1, 0]), "item 0: a label must be a number or text, or a list that has each once"),
+        (["a", None], "a list that has each once"),
+        (["a|b", "c"], r"a list that has each once, without \|"),
+        ([["a"], ["b"]], "a list that has each once"),
+        ({"a": 1}, "a list that has each once"),
+    ],
+)
+def test_what_is_no_set_of_labels_is_refused_in_a_line(label: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        from_dataset([(GREY, label), (GREY, label)])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_separator_makes_several_labels_none_of_which_is_empty_and_is_missed(tmp_path: Path) -> None:
+    make = partial(by_frame, arrow, tmp_path)
+    with pytest.raises(UserError, match=r"table, line 1: a label must be .* a list that has each once"):
+        make(label=["a||b", "a", "b", "c"], separator="|")
+    with pytest.raises(UserError, match="label is empty or NaN"):
+        make(label=["a|b", "", "b", "c"], separator="|")
+    assert make(label=["a;b", "a", "b", "c"]).class_sets is None
+    texts = {"text": [*"abcd"]}
+    for given, sign in (({"label": ["a;b", "a", "b", "c"]}, "|"), ({"label": [1, 2, 2, 1]}, ";"), (texts, "")):
+        with pytest.warns(AurankWarning, match=re.escape(f"table: no label holds the separator {sign or '|'!r}")):
+            make(**given, separator=sign)

@@ -29,7 +29,7 @@ def photo(*shape: int) -> Image.Image:
 @pytest.mark.parametrize("crop_pct", [0.875, 0.9, 0.95, 1.0, 1.15])
 @pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("size", SIZES)
-def test_numbers_are_those_of_timm(size: Any, crop_mode: str, crop_pct: float) -> None:
+def test_numbers_are_those_of_timm(size, crop_mode, crop_pct):
     height, width = (size, size) if size == 32 else size
     for shape, interpolation in product(SHAPES, ["bicubic", "bilinear"]):
         if crop_mode == "border" and min(shape) * min(height, width) / crop_pct < max(shape) / 2:
@@ -43,9 +43,7 @@ def test_numbers_are_those_of_timm(size: Any, crop_mode: str, crop_pct: float) -
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("resize", "crop_mode"), [("pad", "border"), ("squash", "squash")])
-def test_padded_and_squashed_images_are_whole_by_every_transform_of_evaluation(
-    resize: str, crop_mode: str, size: Any
-) -> None:
+def test_padded_and_squashed_images_are_whole_by_every_transform_of_evaluation(resize, crop_mode, size):
     height, width = (size, size) if size == 32 else size
     given: dict[str, Any] = {"mean": LOOK["mean"], "interpolation": "bicubic"}
     as_timm = create_transform((3, height, width), **given, crop_pct=1, crop_mode=crop_mode, normalize=False)
@@ -58,7 +56,7 @@ def test_padded_and_squashed_images_are_whole_by_every_transform_of_evaluation(
 
 
 @pytest.mark.parametrize("name", ["center", "resize", "timm"])
-def test_the_border_of_a_padded_image_is_zero_once_normalised(name: str) -> None:
+def test_the_border_of_a_padded_image_is_zero_once_normalised(name):
     pipeline = TRANSFORMS[name]((30, 20), 3, **LOOK, resize="pad")
     wide = pipeline(np.zeros((10, 40, 3), np.uint8))  # 5 × 20 pixels, 12 or 13 rows above and below
     tall = pipeline(np.zeros((90, 20, 3), np.uint8))  # 30 × 7 pixels
@@ -71,7 +69,7 @@ def test_the_border_of_a_padded_image_is_zero_once_normalised(name: str) -> None
 
 
 @pytest.mark.parametrize("margin", [1, 256 / 224, 35 / 32, 1.3])
-def test_a_rectangle_is_covered_as_timm_covers_it(margin: float) -> None:
+def test_a_rectangle_is_covered_as_timm_covers_it(margin):
     for size, shape in product([(40, 24), (24, 40), (33, 50)], SHAPES):
         pipeline = TRANSFORMS["center"](size, 3, margin=margin, interpolation="bilinear")
         expected = create_transform((3, *size), crop_pct=1 / margin, normalize=False)(photo(*shape))
@@ -80,7 +78,7 @@ def test_a_rectangle_is_covered_as_timm_covers_it(margin: float) -> None:
 
 
 @pytest.mark.parametrize("side", [32, 35, 37, 40])
-def test_the_middle_is_that_of_torchvision(side: int) -> None:
+def test_the_middle_is_that_of_torchvision(side):
     bicubic = transforms.InterpolationMode.BICUBIC
     steps = [transforms.Resize(side, bicubic), transforms.CenterCrop(32), transforms.PILToTensor()]
     pipeline = TRANSFORMS["center"](32, 3, margin=side / 32, interpolation="bicubic")
@@ -93,7 +91,7 @@ def test_the_middle_is_that_of_torchvision(side: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(41, 57), (57, 41), (64, 40), (64, 64), (33, 190), (200, 131)])
 @pytest.mark.parametrize("resample", [2, 3])
-def test_pixels_are_those_of_transformers_up_to_their_rounding(shape: tuple[int, int], resample: int) -> None:
+def test_pixels_are_those_of_transformers_up_to_their_rounding(shape, resample):
     transformers = pytest.importorskip("transformers")
     image = photo(*shape)
     look = {"image_mean": [0.5, 0.4, 0.3], "image_std": [1 / 255] * 3, "resample": resample}

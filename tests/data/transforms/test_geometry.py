@@ -82,12 +82,9 @@ def test_random_parts_are_of_the_canvas_and_have_the_shape_of_the_size() -> None
 
 def test_a_part_that_never_fits_is_the_middle_as_large_as_its_shape_allows() -> None:
     wide, tall, small = (pixels(0, *shape) for shape in ((10, 100), (100, 10), (8, 8)))
-    for image, ratio, middle in (
-        (wide, (0.5, 2), wide[:, 40:60]),
-        (tall, (0.5, 2), tall[40:60]),
-        (small, (100, 101), small[4:4]),
-    ):
-        part = random_part(image, chance_of(0), scale=(1, 1) if image is not small else (0.01, 0.01), ratio=ratio)
+    large = ((wide, wide[:, 40:60], 1, (0.5, 2)), (tall, tall[40:60], 1, (0.5, 2)))
+    for image, middle, scale, ratio in (*large, (small, small[4:4], 0.01, (100, 101))):
+        part = random_part(image, chance_of(0), scale=(scale, scale), ratio=ratio)
         np.testing.assert_array_equal(part, middle)
 
 
@@ -136,11 +133,8 @@ def test_a_blur_is_gaussian_with_a_kernel_of_a_tenth_of_the_side(channels: int) 
     whole = {"scale": (1, 1), "ratio": (1, 1), "flip": 0, "jitter": 0, "grey": 0, "blur": 1}
     blurred = TRANSFORMS["simclr"](48, channels, **whole).augment(image, 3).astype(int)
     tensor = torch.tensor(image).permute(2, 0, 1)
-    apart = [
-        np.abs(functional.gaussian_blur(tensor, [5, 5], [sigma]).permute(1, 2, 0).numpy() - blurred).max()
-        for sigma in np.linspace(0.1, 2, 191).tolist()
-    ]
-    assert min(apart) <= 2
+    like = [functional.gaussian_blur(tensor, [5, 5], [sigma]) for sigma in np.linspace(0.1, 2, 191).tolist()]
+    assert min(np.abs(each.permute(1, 2, 0).numpy() - blurred).max() for each in like) <= 2
 
 
 @pytest.mark.parametrize("name", RANDOM)
