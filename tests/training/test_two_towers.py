@@ -23,7 +23,7 @@ from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.losses import SogCLRLoss
-from aurank.training import load_pairs, read_config
+from aurank.training import load_pairs, read_config, rehearse
 from aurank.training.build import build_splits
 
 LARGER = {"backbone": "resnet10t"}  # which learns in a few steps
@@ -314,3 +314,15 @@ def test_a_run_of_images_alone_is_refused_before_data_are_read(best, tmp_path):
     save_checkpoint(tmp_path / "images.pt", checkpoint)
     with pytest.raises(UserError, match=r"images\.pt was trained on images alone: .* measure it with aurank evaluate"):
         evaluate_pairs(f"aurank:{tmp_path}/images.pt")
+
+
+@pytest.mark.slow
+def test_unreadable_images_are_left_out_with_their_texts(tmp_path):
+    write_table(tmp_path)
+    for name in ("red0", "blue3", "green15", "pink2"):
+        (tmp_path / f"{name}.png").write_bytes(b"broken")
+    config = pairs_config(tmp_path, data={"on_error": "skip", "validation_fraction": 0}, train={"steps": 3})
+    result = aurank.train(config, tmp_path / "out")
+    assert result.skipped == {"train": 2, "test": 2}
+    assert result.two_way["all"].image_to_text.num_queries == 6 * 6 + 2 * 16 - 2
+    assert rehearse(read_config(config)).images == {"train": 60, "test": 68}

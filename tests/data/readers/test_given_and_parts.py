@@ -308,3 +308,8 @@ def test_shards_with_texts_have_the_classes_of_a_table_of_them(tmp_path):
     assert sorted(open_source(folder).names()) == ["cc3m_train/00000.tar", "cc3m_train/00001.tar", "cc3m_val/00000.tar"]
     with pytest.raises(UserError, match=r"cc3m_train/00000\.tar/000000000\.jpg: text is empty or NaN, and in 29 more"):
         read_webdataset(tmp_path, path="cc3m", text="caption")
+
+
+def test_a_given_data_set_is_not_found_again_by_a_name(tmp_path):
+    with pytest.raises(UserError, match=r"given from Python.*aurank\.train\(…, dataset=…\)"):
+        READERS["given"](tmp_path)

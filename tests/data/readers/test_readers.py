@@ -3,6 +3,7 @@ import pytest
 from PIL import Image
 from testing.trees import write_tree, zip_tree
 
+from aurank.data import READERS
 from aurank.data.checks.doctor import examine
 from aurank.data.decode import IMAGE_SUFFIXES, decode
 from aurank.data.readers.folders import read_digits, read_folder, read_omniglot, read_unlabelled
@@ -15,6 +16,13 @@ OMNIGLOT = [
     for character in (1, 2)
     for drawing in (1, 2)
 ]
+
+
+def test_readers_are_known_by_name():
+    benchmarks = {"sop", "grocery", "inaturalist2018", "vehicleid", "cub200", "cars196", "inshop"}
+    benchmarks |= {"market1501", "veri776", "roxford5k", "rparis6k"}
+    others = {"omniglot", "folder", "unlabelled", "table", "lists", "digits", "embeddings", "hf", "webdataset", "given"}
+    assert set(READERS) == {*others, *benchmarks, "torchvision"}
 
 
 @pytest.mark.parametrize(
