@@ -66,8 +66,11 @@ def trained(file: str, setting: str) -> set[str]:
 
 def holds(file: str, setting: str, left: str, sign: str, right: str, column: str) -> bool:
     if sign != ">":
-        block = RESULTS["tables"](file, right)[setting]
-        low, high = next(row.difference.interval for row in block.rows if row.name == left)
+        turned = right not in trained(file, setting)  # what is not trained is no reference
+        reference, name = (left, right) if turned else (right, left)
+        rows = RESULTS["tables"](file, reference)[setting].rows
+        ends = next(row.difference.interval for row in rows if row.name == name)
+        low, high = sorted(-end for end in ends) if turned else ends
         return low > 0 if sign == ">>" else low <= 0 <= high
     rows = {row.name: row for row in RESULTS["tables"](file)[setting].rows}
     values = {
