@@ -10,10 +10,6 @@ from aurank.losses import BlackBoxAPLoss
 from aurank.losses.ranking.blackbox_ap import AveragePrecision
 
 
-def total(terms: dict[str, oracles.PerQuery | torch.Tensor]) -> torch.Tensor:
-    return oracles.mean(terms["loss"]) + terms["flat"]
-
-
 @pytest.mark.parametrize(("lambda_", "flat_weight"), [(5.0, 0.9), (5.0, 0.0), (0.5, 0.5), (200.0, 0.2)])
 def test_value_and_gradient_equal_the_loop(lambda_: float, flat_weight: float) -> None:
     embeddings, labels = batch()
@@ -21,7 +17,7 @@ def test_value_and_gradient_equal_the_loop(lambda_: float, flat_weight: float) -
     value = loss(embeddings, labels)
     sides = oracles.masks(labels.tolist())
     given = {"lambda_": lambda_, "flat_weight": flat_weight or 1e-300}
-    expected = total(oracles.blackbox_ap(oracles.cosine(embeddings), *sides, **given))
+    expected = oracles.total(oracles.blackbox_ap(oracles.cosine(embeddings), *sides, **given))
     check_equal(value, expected, embeddings, value=1e-12, atol=1e-12)
 
 
