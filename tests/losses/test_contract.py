@@ -1,7 +1,6 @@
 """What every loss promises to a pytorch-metric-learning pipeline. A new loss joins by a line of TABLE in cases.py."""
 
 import copy
-from collections.abc import Callable
 from itertools import cycle
 
 import oracles
@@ -24,7 +23,7 @@ ONE_OF_EACH = pytest.mark.parametrize("case", PLAIN.values(), ids=PLAIN.keys())
 
 
 def expect(case: Case, *given: Tensor, **masks: object) -> Tensor:
-    return reduce_terms(terms_of(case, *given, **masks), oracles.mean)
+    return oracles.total(terms_of(case, *given, **masks))
 
 
 def terms_of(
@@ -33,11 +32,6 @@ def terms_of(
     sides = oracles.masks(labels.tolist(), **masks)
     itself = {"include_self": references is None} if case.ranks_itself else {}
     return case.oracle(oracles.cosine(embeddings, references), *sides, labels.tolist(), **itself)
-
-
-def reduce_terms(terms: dict[str, oracles.PerQuery | Tensor], reduce: Callable[[oracles.PerQuery], Tensor]) -> Tensor:
-    values = [term if isinstance(term, Tensor) else reduce(term) for term in terms.values()]
-    return sum(values, torch.zeros((), dtype=torch.float64))
 
 
 def test_every_loss_is_in_the_table() -> None:
@@ -146,7 +140,7 @@ def test_reducers_get_the_losses_of_the_valid_queries(case: Case) -> None:
     }
     for reducer, reduce in ways.items():
         loss = case.make(reducer=reducer).double()(embeddings, labels)
-        torch.testing.assert_close(loss, reduce_terms(terms, reduce), rtol=0, atol=1e-10)
+        torch.testing.assert_close(loss, oracles.total(terms, reduce), rtol=0, atol=1e-10)
 
 
 @ONE_OF_EACH

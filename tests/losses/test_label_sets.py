@@ -10,12 +10,10 @@ import oracles
 import pytest
 import torch
 from oracles import contrastive as oracles_contrastive
-from oracles import label_sets
-from oracles.label_sets import Relation, one_at_a_time
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import reducers
 from pytorch_metric_learning.miners import MultiSimilarityMiner
-from testing.cases import FURTHER, LEARNT, TABLE, Case
+from testing.cases import FURTHER, TABLE, Case
 from testing.equal import check_equal
 from testing.stateful import PROXIES, same_state
 from torch import Tensor, nn
@@ -49,9 +47,6 @@ MODES: list[str | float] = ["any", "equal", 0.5, "jaccard"]
 STATELESS = {"moving_average": False, "prior": "batch"}
 REFUSING = ("hierarchical_ap", "negative_cache", "soprc")  # they need one label for each row
 UNWEIGHTED = ("blackbox_ap", "listwise_ap tie_aware")  # they take sets, and no weights
-CASES = {name: case for name, case in TABLE.items() if name.split()[0] not in REFUSING}
-
-
 POOL = [{0}, {0, 1}, {1, 2, 3}, {3}, {2, 4, 5}, {0, 1, 5}]  # some meet, some are apart
 
 
@@ -89,116 +84,44 @@ def call(loss: Any, references: bool) -> tuple[Tensor, list[Tensor]]:
     return loss.double()(leaves[0], matrix(QUERY), **given), leaves
 
 
-def related(positives: str | float, references: bool) -> Relation:
-    others = {"ref_sets": REFERENCE, "ids": IDS, "ref_ids": REF_IDS} if references else {}
-    return label_sets.relate(QUERY, positives=positives, **others)
+def related(positives: str | float, reference: list[set[int]] | None = None, **ids: list[int]) -> Any:
+    """Weights of positives, and negatives."""
+    return oracles.masks(QUERY, reference, weight=partial(oracles.weight_of, positives=positives), **ids)
 
 
-def total(terms: dict[str, oracles.PerQuery | Tensor]) -> Tensor:
-    values = [term if isinstance(term, Tensor) else oracles.mean(term) for term in terms.values()]
-    return sum(values, torch.zeros((), dtype=torch.float64))
+def soprc_alone(similarity: Tensor, positive: oracles.Mask, negative: oracles.Mask, _: None) -> dict[str, Any]:
+    """SOPRC by the batch alone: each query's own quantiles, its prior the share of its positives' weights."""
+    sides = similarity, positive, negative
+    quantiles = oracles.first_batch_quantiles(*sides, list(range(len(similarity))))
+    prior = {row: sum(positive[row]) / (sum(positive[row]) + sum(negative[row])) for row in quantiles}
+    extra = oracles.semi_variance(*sides, weights=(1.0, 5.0))
+    return {"loss": oracles.soprc(*sides, quantiles=quantiles, prior=prior), "semi_variance": extra}
+
+
+CASES = {name: case for name, case in TABLE.items() if name.split()[0] not in REFUSING}
+CASES["soprc"] = Case(lambda **given: SOPRCLoss([3] * CLASSES, **STATELESS, **given), soprc_alone)
+OF_PAIRS = ("circle", "contrastive", "multi_similarity", "triplet")
+MAKERS = {name: case.make for name, case in (CASES | FURTHER).items() if not name.startswith("hierarchical_ap")}
+MAKERS |= {name: LOSSES[name] for name in OF_PAIRS}
+RULES = {name: "any" if name.startswith((*UNWEIGHTED, *OF_PAIRS)) else "jaccard" for name in MAKERS}
 
 
 @pytest.mark.parametrize("references", [False, True], ids=["batch", "references"])
-@pytest.mark.parametrize("positives", MODES[:3])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_sets_that_meet_are_equal_or_overlap_enough_are_positive(
-    case: Case, positives: str | float, references: bool
-) -> None:
-    loss, leaves = call(case.make(positives=positives), references)
-    masks = label_sets.masks(related(positives, references))
-    assert len(oracles.sides(*masks)) > 3
+@pytest.mark.parametrize(
+    ("name", "positives"), [(name, mode) for name in CASES for mode in dict.fromkeys((*MODES[:3], RULES[name]))]
+)
+def test_positives_count_by_their_weights_as_in_the_oracle(name: str, positives: str | float, references: bool) -> None:
+    case = CASES[name]
     if case.ranks_itself and references:  # the oracle ranks a query in its own batch alone
         return
+    loss, leaves = call(case.make(positives=positives), references)
+    sides = related(positives, REFERENCE, ids=IDS, ref_ids=REF_IDS) if references else related(positives)
+    assert len(oracles.sides(*sides)) > 3
     itself = {"include_self": True} if case.ranks_itself else {}
-    expected = case.oracle(oracles.cosine(*leaves), *masks, None, **itself)
-    check_equal(loss, total(expected), *leaves)
+    check_equal(loss, oracles.total(case.oracle(oracles.cosine(*leaves), *sides, None, **itself)), *leaves)
 
 
-def alone(oracle: Callable[..., oracles.PerQuery], **settings: Any) -> Callable[[Tensor, Relation], oracles.PerQuery]:
-    """The oracle of a loss that is a mean over positives, each seen alone."""
-    return partial(one_at_a_time, oracle=partial(oracle, **settings))
-
-
-def of_table(name: str) -> Callable[[Tensor, Relation], oracles.PerQuery]:
-    return partial(one_at_a_time, oracle=lambda *given: TABLE[name].oracle(*given, None)["loss"])
-
-
-def with_calibration(name: str, oracle: Callable[..., oracles.PerQuery]) -> Callable[..., dict[str, Any]]:
-    calibration = partial(one_at_a_time, oracle=lambda *given: TABLE[name].oracle(*given, None)["calibration"])
-    return lambda s, r: {"loss": oracle(s, r), "calibration": calibration(s, r)}
-
-
-SIGLIP = float(torch.tensor(0.1).log().double().exp())
-V2 = float(torch.tensor(0.03))
-ROBUST = partial(label_sets.robust, temperature=0.5, rho=0.3)
-DECOUPLED = alone(oracles_contrastive.decoupled, temperature=0.1)
-WEIGHTED: dict[str, Callable[[Tensor, Relation], Any]] = {
-    **{name: of_table(name) for name in CASES if name.split()[0] in ("auroc", "dcl", "emc2", "flat_nce", "info_nce")},
-    **{name: of_table(name) for name in CASES if name.split()[0] in ("pnp", "simco", "simo", "spectral")},
-    **{name: DECOUPLED for name in CASES if name.startswith("sogclr")},
-    **{name: ROBUST for name in CASES if name.startswith("isogclr")},
-    "clip": partial(label_sets.cross_entropy, temperature=LEARNT),
-    "cyclip": lambda s, r: {
-        "loss": label_sets.cross_entropy(s, r, temperature=LEARNT),
-        "cross_modal": 0.25 * label_sets.cross_modal(s, r),
-    },
-    "dcl weighted": partial(label_sets.weighted_dcl, temperature=0.1, sigma=0.5),
-    "fast_ap": partial(label_sets.binned_ap, number=11),
-    "fastclip": partial(label_sets.robust, temperature=LEARNT, rho=0.3, epsilon=1e-14),
-    "fastclip v0": partial(label_sets.robust, temperature=LEARNT, rho=0, epsilon=1e-14, factor=False),
-    "fastclip v1": partial(label_sets.robust, temperature=0.07, rho=0, epsilon=1e-14),
-    "fastclip v2": partial(label_sets.robust, temperature=V2, rho=0.3, epsilon=1e-14),
-    "listwise_ap": partial(label_sets.binned_ap, number=20),
-    "neuclip": partial(label_sets.neuclip, temperature=0.125, epsilon=1e-8, rho=6.5),
-    "recall_at_k": partial(label_sets.recall_at_k, k=(1, 2, 4, 8, 16), temperature=0.01, rank_temperature=1.0),
-    "semi_variance": partial(label_sets.semi_variance, weights=(1.0, 5.0)),
-    "siglip": partial(label_sets.sigmoid, temperature=SIGLIP, bias=-10.0),
-    "smooth_ap": partial(label_sets.smooth_ap, temperature=0.01),
-    "smooth_ap wide": partial(label_sets.smooth_ap, temperature=1.0),
-    "soprc": lambda s, r: {
-        "loss": label_sets.soprc(s, r),
-        "semi_variance": label_sets.semi_variance(s, r, weights=(1.0, 5.0)),
-    },
-    "sup_ap": with_calibration("sup_ap", label_sets.sup_ap),
-    "sup_con": partial(label_sets.cross_entropy, temperature=0.1),
-    "sup_recall": with_calibration("sup_recall", label_sets.sup_recall),
-}
-MAKERS = {name: case.make for name, case in (TABLE | FURTHER).items()}
-OF_PAIRS = ("circle", "contrastive", "multi_similarity", "triplet")
-MAKERS |= {name: LOSSES[name] for name in OF_PAIRS}
-MAKERS["soprc"] = lambda **given: SOPRCLoss([3] * CLASSES, **STATELESS, **given)
-
-
-def test_every_loss_that_takes_weights_has_an_oracle_with_weights() -> None:
-    missing = {name for name in CASES if name not in WEIGHTED and not name.startswith(UNWEIGHTED)}
-    assert missing == {"smooth_ap official"}  # which the batch alone can have: below
-
-
-@pytest.mark.parametrize("references", [False, True], ids=["batch", "references"])
-@pytest.mark.parametrize("name", WEIGHTED)
-def test_graded_sets_weigh_positives_by_their_jaccard_index(name: str, references: bool) -> None:
-    loss, leaves = call(MAKERS[name](positives="jaccard"), references)
-    terms = WEIGHTED[name](oracles.cosine(*leaves), related("jaccard", references))
-    check_equal(loss, total(terms if "loss" in terms else {"loss": terms}), *leaves)
-
-
-def test_a_query_that_ranks_itself_has_the_weight_1() -> None:
-    loss, leaves = call(MAKERS["smooth_ap official"](positives="jaccard"), references=False)
-    terms = label_sets.smooth_ap(
-        oracles.cosine(*leaves), related("jaccard", False), temperature=0.01, include_self=True
-    )
-    check_equal(loss, oracles.mean(terms), *leaves)
-
-
-@pytest.mark.parametrize("positives", MODES)
-def test_soprc_without_state_takes_sets(positives: str | float) -> None:
-    loss, leaves = call(MAKERS["soprc"](positives=positives), references=False)
-    terms = WEIGHTED["soprc"](oracles.cosine(*leaves), related(positives, False))
-    check_equal(loss, total(terms), *leaves)
-
-
-@pytest.mark.parametrize("name", [*CASES, *(name for name in FURTHER if name.split()[0] not in REFUSING), *OF_PAIRS])
+@pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("positives", ["any", "jaccard"])
 def test_rows_of_one_label_are_what_integers_are_to_the_last_bit(name: str, positives: str | float) -> None:
     integers, ref_integers = torch.tensor([0, 3, 0, 2, 5, 0, 2, 1, 3, 0, 0, 2]), torch.tensor([2, 0, 3, 3, 0, 4])
@@ -217,19 +140,21 @@ def test_rows_of_one_label_are_what_integers_are_to_the_last_bit(name: str, posi
 
 
 def test_a_function_says_what_is_positive_of_sets_and_of_integers() -> None:
-    weights = [[1.0 if weight is None else weight for weight in row] for row in related("jaccard", True)]
+    sides = related("jaccard", REFERENCE, ids=IDS, ref_ids=REF_IDS)
+    positive, negative = (torch.tensor(side, dtype=torch.float64) for side in sides)
+    weights = positive.where((positive > 0) | (negative > 0), 1.0)  # of a query's own row too
     seen = []
 
     def stored(query: Tensor, reference: Tensor) -> Tensor:
         seen.append((query, reference))
-        return torch.tensor(weights, dtype=torch.float64)
+        return weights
 
     leaves = [rows(14, 0), rows(11, 1)]
     for labels, ref_labels in ((matrix(QUERY), matrix(REFERENCE)), (torch.arange(14), torch.arange(11))):
         loss = SupConLoss(positives=stored)
         given = {"ids": torch.tensor(IDS), "ref_ids": torch.tensor(REF_IDS)}
         value = loss(leaves[0], labels, None, leaves[1], ref_labels, **given)
-        terms = label_sets.cross_entropy(oracles.cosine(*leaves), related("jaccard", True), temperature=0.1)
+        terms = oracles_contrastive.sup_con(oracles.cosine(*leaves), *sides, temperature=0.1)
         check_equal(value, oracles.mean(terms), *leaves)
         assert seen[-1][0].equal(labels)
         assert seen[-1][1].equal(ref_labels)
@@ -261,10 +186,7 @@ def test_miners_find_pairs_of_sets(name: str, references: bool) -> None:
         inputs = replace(read_inputs(leaves[0], matrix(QUERY), miner, **others), positives=positives)
         torch.manual_seed(0)
         mined = as_pairs(inputs.mined().indices_tuple)
-        positive, negative = map(
-            torch.tensor,
-            label_sets.masks(label_sets.relate(QUERY, REFERENCE if references else None, positives=positives)),
-        )
+        positive, negative = map(torch.tensor, related(positives, REFERENCE if references else None))
         assert len(mined[0])
         assert positive[mined[0], mined[1]].all()
         assert negative[mined[2], mined[3]].all()
@@ -283,7 +205,7 @@ def test_miners_find_pairs_of_sets(name: str, references: bool) -> None:
 def test_losses_of_pml_take_the_pairs_of_sets(name: str, positives: str | float) -> None:
     leaves = [rows(14, 0), rows(11, 1)]
     for others in (None, REFERENCE):
-        positive, negative = map(torch.tensor, label_sets.masks(label_sets.relate(QUERY, others, positives=positives)))
+        positive, negative = map(torch.tensor, related(positives, others))
         pairs = (*positive.nonzero().T, *negative.nonzero().T)
         references = {} if others is None else {"ref_emb": leaves[1], "ref_labels": matrix(others)}
         value = LOSSES[name](positives=positives)(leaves[0], matrix(QUERY), **references)
@@ -296,9 +218,9 @@ def test_losses_of_pml_take_the_pairs_of_sets(name: str, positives: str | float)
 def test_old_rows_are_positive_by_sets_and_a_teacher_asks_for_no_labels(positives: str | float) -> None:
     saved, leaf, ids = rows(20, 5).detach(), rows(14, 0), torch.arange(14) + 3
     loss = CompatibleLoss(saved, positives=positives).double()
-    relation = label_sets.relate(QUERY, QUERY, positives=positives)  # an image's own old row is positive
+    sides = related(positives, QUERY)  # an image's own old row is positive
     similarity = oracles.cosine(leaf, loss.saved[ids])
-    expected = oracles.mean(label_sets.cross_entropy(similarity, relation, temperature=0.1))
+    expected = oracles.mean(oracles_contrastive.sup_con(similarity, *sides, temperature=0.1))
     check_equal(loss(leaf, matrix(QUERY), ids=ids), expected, leaf)
     integers = torch.arange(14) % CLASSES
     of_sets, of_integers = (loss(leaf, each, ids=ids) for each in (one_hot(integers, CLASSES).bool(), integers))
@@ -316,15 +238,11 @@ def test_a_sum_asks_the_miner_about_each_loss_s_positives_and_passes_sets() -> N
     assert raw == PMLLoss(pml.ContrastiveLoss())(embeddings, sets)
 
 
-TAKING_SETS = {name: make for name, make in MAKERS.items() if name.split()[0] not in REFUSING or name == "soprc"}
-RULES = {name: "any" if name.startswith((*UNWEIGHTED, *OF_PAIRS)) else "jaccard" for name in TAKING_SETS}
-
-
-@pytest.mark.parametrize("name", TAKING_SETS)
+@pytest.mark.parametrize("name", MAKERS)
 def test_a_memory_keeps_sets_and_resumes(name: str) -> None:
     def make() -> nn.Module:
         torch.manual_seed(0)
-        return TAKING_SETS[name](positives=RULES[name])
+        return MAKERS[name](positives=RULES[name])
 
     memory, restored = (CrossBatchMemory(make(), embedding_size=6, memory_size=20).double() for _ in range(2))
     first, second, ids = rows(14, 0), rows(11, 1), torch.arange(14)
@@ -367,11 +285,11 @@ def test_a_memory_asks_its_miner_about_sets() -> None:
     check_equal(value, expected, second, value=1e-12)
 
 
-@pytest.mark.parametrize("name", TAKING_SETS)
+@pytest.mark.parametrize("name", MAKERS)
 def test_the_gradient_cache_has_the_gradient_of_the_whole_batch(name: str) -> None:
     encoder, images = nn.Linear(6, 6, dtype=torch.float64), rows(14, 3).detach()
     torch.manual_seed(0)
-    loss = TAKING_SETS[name](positives=RULES[name]).double()
+    loss = MAKERS[name](positives=RULES[name]).double()
     whole = deepcopy(loss)  # which has a state
     cache = GradientCache(encoder, micro_batch=4)
     given: dict[str, Any] = {"labels": matrix(QUERY), "ids": torch.arange(14)}

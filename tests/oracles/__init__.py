@@ -1,16 +1,18 @@
 """Slow, obvious references of the losses: loops over queries in float64, which autograd differentiates too.
 
-Each takes the similarity [query, reference] and which references are positive and negative (lists of lists of bool),
-and returns the loss of each valid query by its row: {row: scalar}.
+Each takes the similarity [query, reference] and which references are positive and negative (lists of lists of bool, or
+of the weights of positives), and returns the loss of each valid query by its row: {row: scalar}.
 """
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Mask = list[list[bool]]
+Mask = list[list[bool]] | list[list[float]]
 PerQuery = dict[int, Tensor]
 
 
@@ -21,18 +23,29 @@ def cosine(embeddings: Tensor, references: Tensor | None = None) -> Tensor:
     return products / (embeddings.norm(dim=1)[:, None] * references.norm(dim=1))
 
 
+def weight_of(one: set[int], other: set[int], positives: str | float) -> float:
+    """How positive one set of labels is for another."""
+    index = len(one & other) / len(one | other)
+    if positives == "any":
+        return float(bool(one & other))
+    if positives == "equal":
+        return float(one == other)
+    return index if positives == "jaccard" else float(index >= positives)
+
+
 def masks(
-    labels: Sequence[int],
-    ref_labels: Sequence[int] | None = None,
+    labels: Sequence[Any],
+    ref_labels: Sequence[Any] | None = None,
     *,
+    weight: Callable[[Any, Any], float] = operator.eq,
     mined: Sequence[Tensor] | None = None,
     ids: Sequence[int] | None = None,
     ref_ids: Sequence[int] | None = None,
 ) -> tuple[Mask, Mask]:
     """Positives and negatives by definition: label, self left out (by row, or by id), and what a miner kept."""
     references = labels if ref_labels is None else ref_labels
-    positive = [[bool(a == b) for b in references] for a in labels]
-    negative = [[bool(a != b) for b in references] for a in labels]
+    positive = [[weight(a, b) for b in references] for a in labels]
+    negative = [[not weight(a, b) for b in references] for a in labels]
     for q in range(len(labels)):
         for r in range(len(references)):
             same = q == r if ref_labels is None else ids is not None and ref_ids is not None and ids[q] == ref_ids[r]
@@ -46,8 +59,8 @@ def masks(
         negative_pairs = set(zip(other_anchor.tolist(), kept_negative.tolist(), strict=True))
         for q in range(len(labels)):
             for r in range(len(references)):
-                positive[q][r] = positive[q][r] and (q, r) in positive_pairs
-                negative[q][r] = negative[q][r] and (q, r) in negative_pairs
+                positive[q][r] = (q, r) in positive_pairs and positive[q][r]
+                negative[q][r] = (q, r) in negative_pairs and negative[q][r]
     return positive, negative
 
 
@@ -66,15 +79,29 @@ def mean(values: PerQuery) -> Tensor:
     return torch.stack(list(values.values())).mean()
 
 
+def total(terms: dict[str, PerQuery | Tensor], reduce: Callable[[PerQuery], Tensor] = mean) -> Tensor:
+    """The sum of the terms of a loss, a tensor being one value for the batch."""
+    return sum((term if isinstance(term, Tensor) else reduce(term) for term in terms.values()), torch.zeros(()))
+
+
+def weighted(values: Iterable[Tensor], weights: Sequence[float], chosen: Sequence[int]) -> Tensor:
+    """The mean of one value for each chosen reference, of which each has its weight."""
+    of_chosen = [float(weights[reference]) for reference in chosen]
+    return sum(weight * value for value, weight in zip(values, of_chosen, strict=True)) / sum(of_chosen)
+
+
 def smooth_ap(
     similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, include_self: bool = False
 ) -> PerQuery:
+    """1 − the mean of precisions, in which a positive counts its weight, the query itself and a negative 1."""
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
         ranked = [*positives, row] if include_self else positives
+        weights = torch.tensor([float(positive[row][reference] or 1) for reference in ranked], dtype=torch.float64)
         ahead = soft_ahead(similarity[row, ranked], similarity[row, [*ranked, *negatives]], temperature)
-        positives_ahead = ahead[:, : len(ranked)].sum(dim=1)
-        losses[row] = 1 - ((1 + positives_ahead) / (1 + ahead.sum(dim=1))).mean()
+        hits = weights + ahead[:, : len(ranked)] @ weights
+        precisions = hits / (hits + ahead[:, len(ranked) :].sum(dim=1))
+        losses[row] = 1 - (weights * precisions).sum() / weights.sum()
     return losses
 
 
@@ -110,7 +137,7 @@ def soprc(
         fixed = scores if tpr_gradient else scores.detach()
         higher = one_sided_sigmoid(fixed[:, None] - torch.tensor(quantiles[row], dtype=scores.dtype), tau2).sum(dim=1)
         ratio = (1 - prior[row]) / prior[row] * false_rate / ((1 + higher) / (len(quantiles[row]) + 1))
-        losses[row] = (ratio / (1 + ratio)).mean()
+        losses[row] = weighted(ratio / (1 + ratio), positive[row], positives)
     return losses
 
 
@@ -118,9 +145,9 @@ def semi_variance(similarity: Tensor, positive: Mask, negative: Mask, *, weights
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
         plus, minus = similarity[row, positives], similarity[row, negatives]
-        below = torch.where(plus < plus.mean(), plus - plus.mean(), 0).square().sum()
-        above = torch.where(minus > minus.mean(), minus - minus.mean(), 0).square().sum()
-        losses[row] = weights[0] * below / len(positives) + weights[1] * above / len(negatives)
+        below = (weighted(plus, positive[row], positives) - plus).clamp(min=0).square()
+        above = (minus - minus.mean()).clamp(min=0).square().mean()
+        losses[row] = weights[0] * weighted(below, positive[row], positives) + weights[1] * above
     return losses
 
 
@@ -244,7 +271,8 @@ def auroc(similarity: Tensor, positive: Mask, negative: Mask, *, surrogate: str,
 
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        losses[row] = of((similarity[row, positives][:, None] - similarity[row, negatives]) / temperature).mean()
+        risks = of((similarity[row, positives][:, None] - similarity[row, negatives]) / temperature).mean(dim=1)
+        losses[row] = weighted(risks, positive[row], positives)
     return losses
 
 
@@ -255,10 +283,8 @@ def recall_at_k(
     for row, (positives, negatives) in sides(positive, negative).items():
         others = similarity[row, [*positives, *negatives]]
         ranks = 1 + soft_ahead(similarity[row, positives], others, temperature).sum(dim=1)
-        total = similarity.new_zeros(())
-        for cut in k:
-            total = total + (1 / (1 + torch.exp((ranks - cut) / rank_temperature))).sum() / len(positives)
-        losses[row] = 1 - total / len(k)
+        found = [1 / (1 + torch.exp((ranks - cut) / rank_temperature)) for cut in k]
+        losses[row] = 1 - weighted(sum(found) / len(k), positive[row], positives)
     return losses
 
 

@@ -27,13 +27,17 @@ def bin_shares(
 
 
 def binned_ap(similarity: Tensor, positive: Mask, negative: Mask, *, number: int, **bins: object) -> PerQuery:
-    """1 - sum over bins of precision up to the bin times the recall gained in it: FastAP's and DIR's definition."""
+    """1 - sum over bins of precision up to the bin times the recall gained in it: FastAP's and DIR's definition.
+
+    A positive counts its weight in both.
+    """
     losses = {}
     for row, (count, shares) in bin_shares(similarity, positive, negative, number=number, **bins).items():
-        gained = shares[:count].sum(dim=0)
+        weights = torch.tensor([float(weight) for weight in positive[row] if weight], dtype=torch.float64)
+        gained, missed = weights @ shares[:count], shares[count:].sum(dim=0)
         some = gained > 0
-        precision = gained.cumsum(dim=0)[some] / shares.sum(dim=0).cumsum(dim=0)[some]
-        losses[row] = 1 - (precision * gained[some]).sum() / count
+        precision = gained.cumsum(dim=0)[some] / (gained + missed).cumsum(dim=0)[some]
+        losses[row] = 1 - (precision * gained[some]).sum() / weights.sum()
     return losses
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from oracles import Mask, PerQuery, sides
+from oracles import Mask, PerQuery, sides, weighted
 
 
 def generator_of(seed: int, batch: int) -> torch.Generator:
@@ -70,8 +70,7 @@ def emc2_first_batch(
             burn_in=skipped,
         )
         total = sum(spent[place] * row[column] for place, column in enumerate(order, start=1))
-        pull = sum(row[reference] for reference in positives) / len(positives)
-        found[query] = total / (len(proposed) - skipped) - pull
+        found[query] = total / (len(proposed) - skipped) - weighted(row[positives], positive[query], positives)
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from oracles import Mask, PerQuery, sides
+from oracles import Mask, PerQuery, sides, weighted
 
 
 def mean_exp(row: Tensor, references: list[int], *, temperature: float) -> Tensor:
@@ -22,7 +22,7 @@ def decoupled(similarity: Tensor, positive: Mask, negative: Mask, *, temperature
     found = {}
     for query, (positives, negatives) in sides(positive, negative).items():
         row = similarity[query]
-        pull = sum(row[reference] for reference in positives) / len(positives)
+        pull = weighted(row[positives], positive[query], positives)
         found[query] = temperature * mean_exp(row, negatives, temperature=temperature).log() - pull
     return found
 
@@ -35,7 +35,7 @@ def per_positive(
     for query, (positives, negatives) in sides(positive, negative).items():
         row = similarity[query]
         above, below = (torch.stack([row[reference] for reference in side]) for side in (positives, negatives))
-        found[query] = sum((value(one, below, above) for one in above), row.new_zeros(())) / len(positives)
+        found[query] = weighted((value(one, below, above) for one in above), positive[query], positives)
     return found
 
 
@@ -48,7 +48,7 @@ def info_nce(similarity: Tensor, positive: Mask, negative: Mask, *, temperature:
     return per_positive(similarity, positive, negative, value)
 
 
-def sup_con(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float) -> PerQuery:
+def sup_con(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: Tensor | float) -> PerQuery:
     """−log of the positive's share of exp(s/τ) among all positives and negatives."""
 
     def value(one: Tensor, below: Tensor, above: Tensor) -> Tensor:

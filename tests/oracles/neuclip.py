@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from aurank.losses import NeuCLIPLoss
-from oracles import Mask, PerQuery, sides
+from oracles import Mask, PerQuery, sides, weighted
 
 
 def normalizer(row: Tensor, others: list[int], pull: Tensor, *, temperature: Tensor | float, epsilon: float) -> Tensor:
@@ -28,7 +28,7 @@ def first_batch(
     given = {"temperature": temperature, "epsilon": epsilon}
     for query, (positives, negatives) in sides(positive, negative).items():
         row = similarity[query]
-        pull = sum(row[reference] for reference in positives) / len(positives)
+        pull = weighted(row[positives], positive[query], positives)
         alpha = normalizer(row, positives + negatives, pull, **given).log().detach()
         found[query] = term(normalizer(row, negatives, pull, **given), alpha, temperature=temperature, rho=rho)
     return found

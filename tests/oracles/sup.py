@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oracles import Mask, PerQuery, sides
+from oracles import Mask, PerQuery, sides, weighted
 
 
 def step_bound(t: Tensor, *, temperature: float, slope: float, delta: float, jump: float) -> Tensor:
@@ -26,13 +26,13 @@ PUBLISHED = {"temperature": 0.01, "slope": 100.0, "delta": 0.05, "jump": 0.5}
 
 
 def bounded_ranks(
-    scores: Tensor, positives: list[int], negatives: list[int], **width: float
-) -> tuple[list[int], list[Tensor]]:
-    """How many positives are at least as high as each, and its rank."""
+    scores: Tensor, positives: list[int], negatives: list[int], weights: Sequence[float], **width: float
+) -> tuple[list[float], list[Tensor]]:
+    """The weight of the positives that are at least as high as each, and its rank."""
     width = PUBLISHED | width
     among, ranks = [], []
     for i in positives:
-        among.append(sum(bool(scores[j] >= scores[i]) for j in positives))
+        among.append(sum(float(weights[j]) for j in positives if scores[j] >= scores[i]))
         behind = [step_bound(scores[j] - scores[i], **width) for j in negatives]
         ranks.append(among[-1] + torch.stack(behind).sum())
     return among, ranks
@@ -41,9 +41,9 @@ def bounded_ranks(
 def sup_ap(similarity: Tensor, positive: Mask, negative: Mask, *, share: float = 0.9, **width: float) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        among, ranks = bounded_ranks(similarity[row], positives, negatives, **width)
+        among, ranks = bounded_ranks(similarity[row], positives, negatives, positive[row], **width)
         precisions = [count / rank for count, rank in zip(among, ranks, strict=True)]
-        losses[row] = share * (1 - torch.stack(precisions).mean())
+        losses[row] = share * (1 - weighted(precisions, positive[row], positives))
     return losses
 
 
@@ -58,21 +58,17 @@ def sup_recall(
 ) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        _, ranks = bounded_ranks(similarity[row], positives, negatives, **width)
-        recalls = []
-        for k in cuts:
-            hits = torch.sigmoid(k - torch.stack(ranks)).sum()  # an exponential would overflow
-            recalls.append(hits / len(positives))
-        losses[row] = share * (1 - torch.stack(recalls).mean())
+        _, ranks = bounded_ranks(similarity[row], positives, negatives, [1.0] * len(similarity[row]), **width)
+        recalls = [sum(torch.sigmoid(k - rank) for k in cuts) / len(cuts) for rank in ranks]  # an exp would overflow
+        losses[row] = share * (1 - weighted(recalls, positive[row], positives))
     return losses
 
 
 def calibration(similarity: Tensor, positive: Mask, negative: Mask, *, share: float = 0.1) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        short = torch.stack([torch.clamp(0.9 - similarity[row, j], min=0) for j in positives])
-        over = torch.stack([torch.clamp(similarity[row, j] - 0.6, min=0) for j in negatives])
-        losses[row] = share * (short.mean() + over.mean())
+        short = weighted((0.9 - similarity[row, positives]).clamp(min=0), positive[row], positives)
+        losses[row] = share * (short + (similarity[row, negatives] - 0.6).clamp(min=0).mean())
     return losses
 
 
@@ -92,7 +88,7 @@ def pnp(
     for row, (positives, negatives) in sides(positive, negative).items():
         scores = similarity[row]
         ahead = [(1 / (1 + torch.exp((scores[i] - scores[negatives]) / 0.01))).sum() for i in positives]
-        losses[row] = torch.stack([penalty(each) for each in ahead]).mean()
+        losses[row] = weighted(map(penalty, ahead), positive[row], positives)
     return losses
 
 

@@ -1,19 +1,13 @@
 """Slow, obvious references of the losses with learnable temperatures, as those in oracles.py: loops over scalars."""
 
-import torch
 from torch import Tensor
 
-from oracles import Mask, PerQuery, sides
+from oracles import Mask, PerQuery, sides, weighted
 
 
-def mean_of(values: list[Tensor]) -> Tensor:
-    return torch.stack(values).mean()
-
-
-def inner(row: Tensor, positives: list[int], negatives: list[int], temperature: Tensor | float) -> Tensor:
-    """g: the mean over the negatives of exp((s⁻ − mean s⁺)/τ)."""
-    pull = mean_of([row[reference] for reference in positives])
-    return mean_of([((row[reference] - pull) / temperature).exp() for reference in negatives])
+def inner(row: Tensor, pull: Tensor, negatives: list[int], temperature: Tensor | float) -> Tensor:
+    """g: the mean over the negatives of exp((s⁻ − s⁺)/τ), s⁺ being the mean over the positives."""
+    return ((row[negatives] - pull) / temperature).exp().mean()
 
 
 def robust(
@@ -26,36 +20,24 @@ def robust(
     epsilon: float = 0.0,
     factor: bool = True,
 ) -> PerQuery:
-    """τ·(log(ε + g) + ρ), or without the factor τ and ρ. τ: one for all, or one for each query."""
+    """τ·(log(ε + g) + ρ), or without the factor τ and ρ."""
     found = {}
     for query, (positives, negatives) in sides(positive, negative).items():
-        own = temperature[query] if isinstance(temperature, Tensor) and temperature.ndim else temperature
-        logarithm = (epsilon + inner(similarity[query], positives, negatives, own)).log()
-        found[query] = own * (logarithm + rho) if factor else logarithm
-    return found
-
-
-def cross_entropy(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: Tensor | float) -> PerQuery:
-    """The mean over positives of −log(exp(s⁺/τ) / Σ exp(s/τ)), positives and negatives below."""
-    found = {}
-    for query, (positives, negatives) in sides(positive, negative).items():
-        row = similarity[query]
-        below = torch.stack([(row[reference] / temperature).exp() for reference in positives + negatives]).sum()
-        found[query] = mean_of([-((row[reference] / temperature).exp() / below).log() for reference in positives])
+        pull = weighted(similarity[query, positives], positive[query], positives)
+        logarithm = (epsilon + inner(similarity[query], pull, negatives, temperature)).log()
+        found[query] = temperature * (logarithm + rho) if factor else logarithm
     return found
 
 
 def sigmoid(
     similarity: Tensor, positive: Mask, negative: Mask, *, temperature: Tensor | float, bias: Tensor | float
 ) -> PerQuery:
-    """The sum over references of −log 1/(1 + exp(z·(−s/τ − b))), z = 1 for positives and −1 for negatives."""
+    """The sum of −log σ(−s/τ − b) over negatives, and of weight times −log σ(s/τ + b) over positives."""
     found = {}
     for query, (positives, negatives) in sides(positive, negative).items():
-        total = similarity.new_zeros(())
-        for reference in positives + negatives:
-            sign = 1 if reference in positives else -1
-            total = total - (1 / (1 + (sign * (-similarity[query, reference] / temperature - bias)).exp())).log()
-        found[query] = total
+        logits = similarity[query] / temperature + bias
+        below = (1 + logits[negatives].exp()).log().sum()
+        found[query] = below + sum(float(positive[query][one]) * (1 + (-logits[one]).exp()).log() for one in positives)
     return found
 
 
@@ -65,8 +47,8 @@ def cross_modal(similarity: Tensor, positive: Mask, negative: Mask) -> Tensor:
     total = similarity.new_zeros(())
     for j, (of_j, _) in chosen.items():
         for k, (of_k, _) in chosen.items():
-            ahead = mean_of([similarity[j, reference] for reference in of_k])
-            total = total + (ahead - mean_of([similarity[k, reference] for reference in of_j])) ** 2
+            ahead = weighted(similarity[j, of_k], positive[k], of_k)
+            total = total + (ahead - weighted(similarity[k, of_j], positive[j], of_j)) ** 2
     return total / len(chosen)
 
 

@@ -134,7 +134,7 @@ def clip(make: Callable[..., PairLoss], **terms: Callable[..., Tensor]) -> Case:
     return Case(
         lambda **given: make(two_way=False, **given),
         lambda s, p, n, y: {
-            "loss": oracles_temperatures.cross_entropy(s, p, n, temperature=LEARNT),
+            "loss": oracles_contrastive.sup_con(s, p, n, temperature=LEARNT),
             **{name: term(s, p, n) for name, term in terms.items()},
         },
     )
@@ -173,6 +173,7 @@ TABLE = {
         cross_modal=lambda *given: 0.25 * oracles_temperatures.cross_modal(*given),
     ),
     "dcl": in_batch(DCLLoss, oracles_contrastive.dcl, temperature=0.1),
+    "dcl weighted": in_batch(DCLLoss, oracles_contrastive.dcl, temperature=0.1, weight_sigma=0.5),
     "emc2": emc2("stored"),
     "emc2 restart": emc2("restart"),
     "fast_ap": Case(FastAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=11)}),
@@ -253,7 +254,6 @@ FURTHER = {
     name: Case(make, no_oracle)
     for name, make in {
         "cyclip in_modal": lambda **given: CyCLIPLoss(two_way=False, **given),
-        "dcl weighted": lambda **given: DCLLoss(weight_sigma=0.5, **given),
         "emc2 official": lambda **given: EMC2Loss(SAMPLES, views=SAMPLES, official=True, **given),
         "fastclip official": lambda **given: FastCLIPLoss(
             SAMPLES, two_way=False, views=SAMPLES, gamma_schedule="constant", rho=0.3, official=True, **given

@@ -1,6 +1,10 @@
 """The comparison of a loss with its oracle, and batches for it."""
 
+from collections.abc import Callable
+
+import oracles
 import torch
+from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
@@ -24,6 +28,22 @@ def two_views(number: int = 6) -> tuple[Tensor, Tensor, Tensor]:
     """Images and texts, or two views, that pair up row by row, and their labels."""
     first, second = torch.randn(2, number, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return first.requires_grad_(), second.requires_grad_(), torch.arange(number)
+
+
+def exact_loss(
+    embeddings: Tensor,
+    labels: Tensor,
+    metric: Callable[..., float] = average_precision_score,
+    *,
+    with_self: bool = False,
+) -> float:
+    """One minus the mean over queries with a positive of a metric of scikit-learn, average precision by default."""
+    similarity, values = oracles.cosine(embeddings.detach()).numpy(), []
+    for row, label in enumerate(labels.tolist()):
+        kept = [other for other in range(len(labels)) if with_self or other != row]
+        if (labels == label).sum() > 1:
+            values.append(metric((labels[kept] == label).int().numpy(), similarity[row, kept]))
+    return 1 - sum(values) / len(values)
 
 
 def check_equal(

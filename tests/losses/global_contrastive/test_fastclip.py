@@ -79,10 +79,10 @@ def test_later_batches_weigh_what_a_batch_shows_by_the_normaliser_and_epsilon(we
         masks = oracles.masks(given["labels"].tolist(), given["ref_labels"].tolist())
         values, surrogates = [], []
         for query, sides in oracles.sides(*masks).items():
-            g, key = oracles_temperatures.inner(similarity[query], *sides, 0.07), int(given["ids"][query])
+            pull, key = similarity[query, sides[0]].mean(), int(given["ids"][query])
+            g = oracles_temperatures.inner(similarity[query], pull, sides[1], 0.07)
             u[key] = 0.6 * u[key] + 0.4 * g.detach() if key in u else g.detach()
             values.append(0.07 * (epsilon + u[key]).log())
-            pull = similarity[query, sides[0]].mean()
             g = g if weighted_pull else g * ((pull - pull.detach()) / 0.07).exp()  # as if s⁺ did not move
             surrogates.append(0.07 * g / (epsilon + u[key]) - (0 if weighted_pull else pull))
         torch.testing.assert_close(value, torch.stack(values).mean(), rtol=0, atol=1e-10)

@@ -81,7 +81,7 @@ def test_the_gradient_of_one_global_temperature_is_its_finite_difference() -> No
 def inner_values(embeddings: Tensor, temperatures: Tensor) -> tuple[dict[int, float], float]:
     """The value of g of each query, and their geometric mean."""
     found = {
-        query: float(oracles_temperatures.inner(row, plus, minus, float(temperatures[LABELS[query]])).detach())
+        query: float(oracles_temperatures.inner(row, row[plus].mean(), minus, float(temperatures[LABELS[query]])))
         for query, row, plus, minus in parts(embeddings)
     }
     return found, math.prod(found.values()) ** (1 / len(found))
@@ -128,7 +128,7 @@ def test_the_pull_has_weight_1_in_later_batches_too_unless_it_is_weighted() -> N
     log_u, second = plain.log_u[0].clone(), views(1)
     difference = []
     for query, row, positives, negatives in parts(second):
-        g = oracles_temperatures.inner(row, positives, negatives, 0.25).detach()
+        g = oracles_temperatures.inner(row, row[positives].mean(), negatives, 0.25).detach()
         u = 0.6 * log_u[int(LABELS[query])].exp() + 0.4 * g
         difference.append((1 - g / u) * row[positives].mean())
     one, other = weighted(second, LABELS), plain(second, LABELS)

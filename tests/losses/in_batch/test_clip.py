@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import contrastive as oracles_contrastive
 from oracles import temperatures as oracles_temperatures
 from testing import cases as two_way
 from testing.equal import check_equal, two_views
@@ -34,7 +35,7 @@ def test_siglip_of_one_text_an_image_is_the_sum_over_all_pairs_by_the_batch() ->
 
 @pytest.mark.parametrize(
     ("loss", "oracle"),
-    [(CLIPLoss(0.25), oracles_temperatures.cross_entropy), (SigLIPLoss(0.25, -2.0), oracles_temperatures.sigmoid)],
+    [(CLIPLoss(0.25), oracles_contrastive.sup_con), (SigLIPLoss(0.25, -2.0), oracles_temperatures.sigmoid)],
 )
 def test_any_rows_in_any_order_give_the_mean_of_both_ways(loss: nn.Module, oracle: Callable[..., Any]) -> None:
     given = two_way.batch()

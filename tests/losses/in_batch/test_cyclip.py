@@ -1,5 +1,6 @@
 import oracles
 import torch
+from oracles import contrastive as oracles_contrastive
 from oracles import temperatures as oracles_temperatures
 from testing import cases as two_way
 from testing.equal import check_equal
@@ -35,7 +36,7 @@ def test_any_rows_in_any_order_give_the_mean_of_both_ways() -> None:
     loss = CyCLIPLoss(**WEIGHTS).double()
     (parameter,) = loss.parameters()
     expected = two_way.both_directions(
-        given, lambda *sides: oracles_temperatures.cross_entropy(*sides, temperature=parameter.exp())
+        given, lambda *sides: oracles_contrastive.sup_con(*sides, temperature=parameter.exp())
     )
     labels = given["labels"].tolist(), given["ref_labels"].tolist()
     sides = given["embeddings"], given["ref_emb"]

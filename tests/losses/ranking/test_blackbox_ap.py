@@ -4,14 +4,10 @@ import oracles
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
-from testing.equal import batch, check_equal
+from testing.equal import batch, check_equal, exact_loss
 
 from aurank.losses import BlackBoxAPLoss
 from aurank.losses.ranking.blackbox_ap import AveragePrecision
-
-
-def total(terms: dict[str, oracles.PerQuery | torch.Tensor]) -> torch.Tensor:
-    return oracles.mean(terms["loss"]) + terms["flat"]
 
 
 @pytest.mark.parametrize(("lambda_", "flat_weight"), [(5.0, 0.9), (5.0, 0.0), (0.5, 0.5), (200.0, 0.2)])
@@ -21,25 +17,19 @@ def test_value_and_gradient_equal_the_loop(lambda_: float, flat_weight: float) -
     value = loss(embeddings, labels)
     sides = oracles.masks(labels.tolist())
     given = {"lambda_": lambda_, "flat_weight": flat_weight or 1e-300}
-    expected = total(oracles.blackbox_ap(oracles.cosine(embeddings), *sides, **given))
+    expected = oracles.total(oracles.blackbox_ap(oracles.cosine(embeddings), *sides, **given))
     check_equal(value, expected, embeddings, value=1e-12, atol=1e-12)
 
 
-def test_without_a_margin_it_is_one_minus_average_precision() -> None:
+def test_without_a_margin_it_is_one_minus_average_precision_of_each_list_and_of_all_in_one() -> None:
     embeddings, labels = batch()
-    similarity = oracles.cosine(embeddings.detach()).numpy()
-    positive, negative = oracles.masks(labels.tolist())
-    exact, hits, scores = [], [], []
-    for row, (positives, negatives) in oracles.sides(positive, negative).items():
-        truth = [1] * len(positives) + [0] * len(negatives)
-        exact.append(1 - average_precision_score(truth, similarity[row, [*positives, *negatives]]))
-        hits += truth
+    similarity, hits, scores = oracles.cosine(embeddings.detach()), [], []
+    for row, (positives, negatives) in oracles.sides(*oracles.masks(labels.tolist())).items():
+        hits += [1] * len(positives) + [0] * len(negatives)
         scores += similarity[row, [*positives, *negatives]].tolist()
-    per_query = sum(exact) / len(exact)
-    flat = 1 - average_precision_score(hits, scores)
-    assert BlackBoxAPLoss(margin=0, flat_weight=0)(embeddings, labels).item() == pytest.approx(per_query, abs=1e-12)
+    expected = 0.7 * exact_loss(embeddings, labels) + 0.3 * (1 - average_precision_score(hits, scores))
     loss = BlackBoxAPLoss(margin=0, flat_weight=0.3)(embeddings, labels)
-    assert loss.item() == pytest.approx(0.7 * per_query + 0.3 * flat, abs=1e-12)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_equal_scores_count_as_one_threshold_so_a_collapsed_model_scores_the_prevalence() -> None:

@@ -1,22 +1,12 @@
-"""SupAP and SupRecall: bounds and their limits. Values and gradients: test_contract.py."""
+"""SupAP and SupRecall: their bounds. Values and gradients: test_contract.py; limits: test_limits.py."""
 
 import oracles
 import pytest
 import torch
 from oracles import sup as oracles_sup
-from sklearn.metrics import average_precision_score
 from testing.equal import batch, check_equal
 
 from aurank.losses import HierarchicalAPLoss, SupAPLoss, SupRecallLoss
-
-
-def exact_loss(embeddings: torch.Tensor, labels: torch.Tensor) -> float:
-    similarity, losses = oracles.cosine(embeddings.detach()).numpy(), []
-    for row, label in enumerate(labels.tolist()):
-        kept = [j for j in range(len(labels)) if j != row]
-        if (labels == label).sum() > 1:
-            losses.append(1 - average_precision_score([int(labels[j]) == label for j in kept], similarity[row, kept]))
-    return sum(losses) / len(losses)
 
 
 @pytest.mark.parametrize("width", [{"temperature": 0.1, "delta": 0.2}, {"slope": 1.0, "jump": 0.0}, {"delta": 0.0}])
@@ -30,26 +20,6 @@ def test_other_widths_equal_the_loop(width: dict[str, float]) -> None:
     ):
         expected = oracle(oracles.cosine(embeddings), *masks, share=1.0, **levels, **width)
         check_equal(loss(embeddings, labels), oracles.mean(expected), embeddings)
-
-
-def test_sup_ap_tends_to_exact_ap_as_its_widths_vanish() -> None:
-    embeddings, labels = batch()
-    wanted = exact_loss(embeddings, labels)
-    errors = []
-    for width in (1e-1, 1e-3, 1e-11):
-        loss = SupAPLoss(width, delta=40 * width, slope=width, jump=0, calibration=0)
-        errors.append(abs(loss(embeddings, labels).item() - wanted))
-    assert errors[0] > errors[1] > errors[2]
-    assert errors[2] < 1e-10
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_it_is_at_least_the_loss_of_the_exact_ap_equal_scores_included(seed: int) -> None:
-    embeddings, labels = batch(seed=seed)
-    rows = embeddings.detach()
-    rows[::3] = rows[0]
-    for temperature in (0.01, 0.3):
-        assert SupAPLoss(temperature, calibration=0)(rows, labels) >= exact_loss(rows, labels) - 1e-12
 
 
 def test_the_gradient_of_a_negative_far_ahead_does_not_fade() -> None:
