@@ -169,7 +169,7 @@ def of_named(root: Path, kind: str = "given") -> Manifest:
 
 
 SEVERAL: dict[str, Callable[[Path], Manifest]] = {
-    **{kind: partial(INPUTS[kind], label=SETS) for kind in INPUTS.keys() - {"csv", "cls"}},
+    **{kind: partial(INPUTS[kind], label=SETS) for kind in INPUTS if kind not in ("csv", "cls")},
     "csv": lambda root: by_csv(root, label=["|".join(tags) for tags in SETS], separator="|"),
     "csv ;": lambda root: by_csv(root, label=[";".join(tags) for tags in SETS], separator=";"),
     "frame": lambda root: by_frame(arrow, root, label=["+".join(tags) for tags in SETS], separator="+"),
