@@ -82,7 +82,7 @@ def inner_values(embeddings: Tensor, temperatures: Tensor) -> tuple[dict[int, fl
     """The value of g of each query, and their geometric mean."""
     found = {
         query: float(oracles_temperatures.inner(row, row[plus].mean(), minus, float(temperatures[LABELS[query]])))
-        for query, row, plus, minus in parts(embeddings)
+        for query, row, plus, minus in parts(embeddings.detach())
     }
     return found, math.prod(found.values()) ** (1 / len(found))
 
