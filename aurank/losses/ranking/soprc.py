@@ -109,7 +109,7 @@ class SOPRCLoss(PairLoss):
 
     Eq. 8 is an unbiased estimate of 1 − AUPRC at one π only, the frequency of the class. The default π is larger, and
     then it is a ranking loss, not that estimate. Where scores are all alike, σ is near 1 and the gradient falls as π;
-    at a π of 0.001 the few queries that are nearly right have most of it (docs/claims.md).
+    at a π of 0.001 a few queries have most of it (docs/claims.md).
 
     The defaults suit random weights. Heads on features of a pretrained network rank better by `semi_variance=None`: λ2
     evens out the scores of classes that the features already order (docs/results.md).
