@@ -196,7 +196,8 @@ class PKSampler(Sampler):
                 "set sampler.params.per_class=2" if largest > 1 else "data.train_labels=image trains without classes"
             )
             yield f"no class has per_class={self.per_class} images (the largest has {largest}); {remedy}"
-        if (left := sum(len(self._cut(rows)) > 0 for rows in self.classes)) < 2 * self.world_size:
+        left = sum(len(rows) >= self.per_class for rows in self.classes)
+        if self.remainder == "drop" and left < 2 * self.world_size:
             few = f"remainder=drop leaves {left} of {len(self.classes)} classes, and at least 2{needed} are needed"
             yield f"{few}; set sampler.params.remainder=repeat or lower sampler.params.per_class"
 

@@ -116,8 +116,8 @@ def compare(
     order = np.concatenate([won, lost])
     facts = {name: report_a.per_query[name] for name in FACTS if name in report_a.per_query}
     bounds = 2 * beyond / (resamples + 1), 2 * 0.5 ** int(changed)
-    is_of_few = bounds[0] < bounds[1]
-    floor = f"; of {changed:,} that changed no p is below {min(1, bounds[1]):.2g}" * is_of_few
+    is_at_floor = bounds[0] < bounds[1]
+    floor = f"; p cannot be below {min(1, bounds[1]):.2g}, as few changed ({changed:,})" * is_at_floor
     return Comparison(
         metric=metric,
         a=first,
@@ -130,7 +130,7 @@ def compare(
         num_worse=int((change < 0).sum()),
         changed={name: values[order] for name, values in {**facts, "a": a, "b": b, "difference": change}.items()},
         how=resampling.how(unit, len(units.label)) + floor,
-        is_least=beyond == 1 and not is_of_few,
+        is_least=beyond == 1 and not is_at_floor,
     )
 
 

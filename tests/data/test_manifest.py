@@ -76,6 +76,8 @@ def _categorised(sizes: list[int]) -> Manifest:
 def test_validation_takes_whole_super_categories_that_fit(seed):
     parts = _categorised([5, 3, 2, 2, 1, 7]).split_validation(0.4, seed=seed, by="super_category")
     training, validation = parts.split("train"), parts.split("val")
+    again = _categorised([5, 3, 2, 2, 1, 7]).split_validation(0.4, seed=seed, by="super_category")
+    assert parts.sha256 == again.sha256
     assert not set(training.super_labels) & set(validation.super_labels)
     assert 2 <= len(validation.classes) <= 8
     assert len(training.classes) + len(validation.classes) == 20
