@@ -164,6 +164,9 @@ def test_what_prose_says_of_several_tables_is_so() -> None:
         by_validation = [taus[f"{data}, {start}: validation and test"] for data in ("groceries", "Omniglot")]
         assert by_validation == sorted(by_validation)
         assert taus[f"groceries, {start}; Omniglot, {start}"] < taus["Omniglot, PCA; Omniglot, identity"]
+    emoji = [f"emoji, PCA, Lite{number}" for number in range(3)]
+    assert all(taus[f"groceries, PCA; {name}"] < taus["groceries, PCA; Omniglot, PCA"] for name in emoji)
+    assert all(taus[f"{name}: validation and test"] < taus["Omniglot, PCA: validation and test"] for name in emoji)
     pca, identity = (
         {row.name: row for row in RESULTS["tables"]("grocery_heads")[start].rows if row.seeds}
         for start in (PCA, IDENTITY)
