@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,15 @@ import numpy as np
 import pytest
 from testing.galleries import head_config, write_rows
 from testing.processes import ended, run_aurank
+from testing.runs import pairs_config, write_table
 
+import aurank
 from aurank.commands import run_benchmark
 from aurank.commands.benchmarks.benchmark import BenchmarkRun
+from aurank.commands.tune import train_aside
 from aurank.config import dump_config
+from aurank.embedding.image_selection import read_whole
+from aurank.embedding.select_images import class_folds
 from aurank.errors import AurankError, UserError
 from aurank.training import read_config
 
@@ -97,8 +103,6 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 def test_a_run_is_what_train_measures_with_the_chosen_values(whole):
-    import aurank
-
     folder, lines = whole
     line = next(line for line in lines if line["kind"] == "run" and line["seed"] == 1)
     overrides = [*line["overrides"], *line["chosen"], "seed=1"]
@@ -107,6 +111,34 @@ def test_a_run_is_what_train_measures_with_the_chosen_values(whole):
     rows = aurank.evaluate(*(np.load(folder / "rows.npz")[name][48:] for name in ("embeddings", "labels")))
     plain = next(line for line in lines if line["kind"] == "untrained" and line["method"] == "")
     assert rows.mauprc == pytest.approx(plain["mauprc"], abs=1e-6)
+
+
+def test_images_and_texts_are_queries_together_and_their_choice_is_by_mean_recall(tmp_path):
+    write_table(tmp_path)
+    sections = {"data": {"validation_fraction": 0}, "train": {"steps": 3, "validate_every": 3}}
+    config = read_config(pairs_config(tmp_path, **sections))
+    spec = {"config": "pairs.yaml", "methods": {"CLIP": ["loss.name=clip"]}, "seeds": 1, "trials": 1}
+    spec["choose_by"] = {"folds": 2}
+    (tmp_path / "pairs.yaml").write_text(dump_config(config))
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    assert run_benchmark(tmp_path / "spec.yaml", tmp_path / "out")
+    split, choice, line = read_lines(tmp_path / "out" / "lines.jsonl")[1:]
+    (search,) = (json.loads(path.read_text()) for path in tmp_path.glob("out/choices/*/search.json"))
+    config = read_config(config.model_dump(mode="json"), [*line["overrides"], *line["chosen"], "seed=0"])
+    whole = read_whole(config.data)
+    training = whole.select(whole.splits != "test")
+    for number, recall in enumerate(search["trials"][0]["folds"]):
+        data = replace(training, splits=np.where(class_folds(training, 2) == number, "val", "train"))
+        assert train_aside(config, tmp_path / "aside", data).best["mean_recall"] == recall
+    assert choice["val_mauprc"] == pytest.approx(np.mean(search["trials"][0]["folds"]), abs=1e-6)
+    both = aurank.train(config, tmp_path / "again").two_way["all"]
+    reports = [both.image_to_text, both.text_to_image]
+    queries = [report.num_queries for report in reports]
+    assert sum(split["queries"]) == sum(queries)
+    for name in ("mauprc", "recall@1"):
+        means = [report.metrics[name] for report in reports]
+        assert line[name] == pytest.approx(np.average(means, weights=queries), abs=1e-5)
+    assert line["mauprc"] == pytest.approx(np.average(line["ap_by_class"], weights=split["queries"]), abs=1e-4)
 
 
 def test_what_is_done_is_not_done_again_and_what_changed_is(whole):

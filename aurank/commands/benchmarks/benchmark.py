@@ -271,6 +271,9 @@ class BenchmarkRun:
     def _train(self, unit: Unit) -> Line:
         folder = self.out / "running" / self.path_of(unit).stem
         result = train_aside(self.config_of(unit), folder, self.splits[unit.split])
+        if result.two_way:
+            both = result.two_way["all"]
+            return _tested(both.image_to_text, both.text_to_image)
         assert result.report is not None  # the run has a test split
         return _tested(result.report)
 
@@ -307,12 +310,16 @@ class BenchmarkRun:
         return lines
 
 
-def _tested(report: Report) -> Line:
-    table = report.class_table()
-    names = [name for name in ("mauprc", "recall@1", "recall@10") if name in report.metrics]
-    ap = np.round(table["mauprc"], 4).tolist()
-    metrics = {name: round(report.metrics[name], 6) for name in names} | {"ap_by_class": ap}
-    return {**metrics, "classes": class_names(report), "queries": table["num_queries"].tolist()}
+def _tested(*directions: Report) -> Line:
+    """Return means over all queries: images and texts, which have the same classes, count together."""
+    tables = [report.class_table() for report in directions]
+    queries = np.stack([table["num_queries"] for table in tables])
+    ap = np.average([table["mauprc"] for table in tables], axis=0, weights=queries)
+    names = [name for name in ("mauprc", "recall@1", "recall@10") if name in directions[0].metrics]
+    means = np.average([[report.metrics[name] for name in names] for report in directions], 0, queries.sum(axis=1))
+    metrics: Line = {name: round(value, 6) for name, value in zip(names, means.tolist(), strict=True)}
+    metrics |= {"ap_by_class": np.round(ap, 4).tolist(), "classes": class_names(directions[0])}
+    return {**metrics, "queries": queries.sum(axis=0).tolist()}
 
 
 def run_benchmark(
