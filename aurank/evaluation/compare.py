@@ -117,7 +117,7 @@ def compare(
     facts = {name: report_a.per_query[name] for name in FACTS if name in report_a.per_query}
     bounds = 2 * beyond / (resamples + 1), 2 * 0.5 ** int(changed)
     is_at_floor = bounds[0] < bounds[1]
-    floor = f"; p cannot be below {min(1, bounds[1]):.2g}, as few changed ({changed:,})" * is_at_floor
+    floor = f"; p cannot be below {min(1, bounds[1]):.2g}, as only {changed:,} of them changed" * is_at_floor
     return Comparison(
         metric=metric,
         a=first,

@@ -81,7 +81,7 @@ def test_of_few_classes_no_p_value_is_below_the_chance_that_all_change_the_same_
     assert result.p_value == 2 / 64
     assert "  p = 0.031\n" in str(result)
     narrow = "of 6 classes, seed 0; of so few it comes out too narrow"
-    assert result.how.endswith(f"{narrow}; p cannot be below 0.031, as few changed (6)")
+    assert result.how.endswith(f"{narrow}; p cannot be below 0.031, as only 6 of them changed")
     other.per_query["ap"][10:] = one.per_query["ap"][10:]  # four of the classes do not change
     assert compare(one, other, resamples=9999).p_value >= 2 / 4
 
