@@ -232,8 +232,8 @@ OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 # No dependencies, not even of the tests; whoever has them runs the blocks that import them:
-# pip install lancedb qdrant-client duckdb "ray[data]" fiftyone, then pytest tests/test_pages.py
-ENGINES = ("lancedb", "qdrant_client", "duckdb", "ray", "fiftyone")
+# pip install lancedb qdrant-client duckdb, then pytest tests/test_pages.py
+ENGINES = ("lancedb", "qdrant_client", "duckdb")
 
 
 def lacking(block: Block) -> list[str]:
@@ -243,7 +243,6 @@ def lacking(block: Block) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # of PML's progress bar
-@pytest.mark.filterwarnings("ignore:::ray")  # which warns of its own settings
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")}))
 def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,11 +274,6 @@ def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, mo
         assert found == dict.fromkeys(found, 1.0)
         if "duckdb" not in missing:
             assert Embedded.load(Path("some.parquet")).embeddings.shape == (42, 8)
-        if "ray" not in missing:
-            embedded = Embedded.load(Path("embedded.parquet"))
-            alone = aurank.load("runs/soprc/best").encode(embedded.paths.tolist(), batch_size=64)
-            assert len(alone) == 48
-            np.testing.assert_allclose(embedded.embeddings, alone, rtol=1e-5, atol=1e-6)  # other batches
     if missing:
         pytest.skip(f"the other blocks ran; not installed: {', '.join(missing)}")
 

@@ -113,7 +113,6 @@ def write_world(folder: Path) -> aurank.TrainResult:
     every = ImageSelection(f"folder:{folder / 'photos'}", split="all")
     embed_to_folder("timm:resnet18,pretrained=false,input_size=32", every, out=folder / "parts", shard_rows=20)
     embed_to_folder(f"aurank:{folder}/runs/mine/best", every, out=folder / "rows.parquet")
-    embed_to_folder(f"embeddings:{folder / 'parts'}", ImageSelection(split="all"), out=folder / "map.parquet", map="2d")
     for name, network in {"old": "resnet18", "new": "test_efficientnet"}.items():
         embed_model(f"timm:{network},pretrained=false,input_size=32", every).save(folder / f"{name}.npz")
     align(folder / "old.npz", folder / "new.npz", out=folder / "map.safetensors")
