@@ -44,7 +44,7 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[Any,
             if not (isinstance(value, ModuleType) and name in homes):
                 super().__setattr__(name, value)
 
-        def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle, of Ray and Dask, knows plain modules alone
+        def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle, of Dask for one, knows plain modules alone
             return importlib.import_module, (package,)
 
     def get_attribute(name: str) -> Any:
