@@ -49,7 +49,7 @@ class Tuned:
 
     Attributes:
         overrides: the settings of the best trial, such as "optim.lr=0.00031".
-        value: its validation mAUPRC, of images and texts mean recall, mean over the folds.
+        value: its validation mAUPRC (of images and texts: mean recall both ways), mean over the folds.
         at_end: settings within 5 % of an end of their range, beyond which there may be better ones.
         trials: how many there were, pruned and failed ones too.
         metric: what the value is, "mAUPRC" or "mean recall".
@@ -82,8 +82,6 @@ def tune(
     say: Callable[[str], None] | None = None,
 ) -> Tuned:
     """Search the settings with the best mean validation mAUPRC over class-disjoint folds of the training classes.
-
-    Those of images and texts by the mean recall both ways, as training itself chooses.
 
     The first trial is the configuration itself, as far as ranges hold its values; Optuna's tree-structured Parzen
     estimator chooses the others, and those below the median at a fold or a validation are pruned. Settings and median
@@ -348,9 +346,7 @@ class _Search:
         columns = ["number", "state", "value", "seconds", *self.ranges, "error"]
         rows = ([{**line, **line["settings"]}.get(name, "") for name in columns] for line in lines)
         write_text(self.out / "trials.csv", csv_text([columns, *rows]))
-        write_text(
-            self.out / "tune.html", tune_page(lines, self.ranges, importance, near, self.named, f"Search: {self.out}")
-        )
+        write_text(self.out / "tune.html", tune_page(lines, self.ranges, importance, near, self.named, str(self.out)))
         return Tuned(overrides, best["value"], near, len(lines), self.named)
 
 

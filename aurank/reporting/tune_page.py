@@ -22,7 +22,7 @@ def tune_page(
     importance: Mapping[str, float],
     at_end: Sequence[str],
     metric: str,
-    title: str,
+    folder: str,
 ) -> str:
     done = sorted((line for line in lines if line["value"] is not None), key=lambda line: -line["value"])
     charts = {}
@@ -31,7 +31,7 @@ def tune_page(
         charts[key] = svg(partial(_slice, points=points, within=ranges[key], metric=metric), f"value over {key}")
     return render(
         "tune.html",
-        title=title,
+        title=f"Search: {folder}",
         lines=lines,
         done=done,
         ranges={key: str(each) for key, each in ranges.items()},
@@ -44,8 +44,7 @@ def tune_page(
 
 
 def _course(axes: Axes, lines: Sequence[dict[str, Any]], metric: str) -> None:
-    done = [line for line in lines if line["value"] is not None]
-    numbers, values = [line["number"] for line in done], [line["value"] for line in done]
+    numbers, values = np.array([(line["number"], line["value"]) for line in lines if line["value"] is not None]).T
     axes.scatter(numbers, values, s=14, color=COLOURS[0], linewidths=0)
     axes.step(numbers, np.maximum.accumulate(values), where="post", color=COLOURS[4])
     axes.set(xlabel="trial", ylabel=f"{metric}, mean over folds", ylim=_around(values))

@@ -271,11 +271,8 @@ class BenchmarkRun:
     def _train(self, unit: Unit) -> Line:
         folder = self.out / "running" / self.path_of(unit).stem
         result = train_aside(self.config_of(unit), folder, self.splits[unit.split])
-        if result.two_way:
-            both = result.two_way["all"]
-            return _tested(both.image_to_text, both.text_to_image)
-        assert result.report is not None  # the run has a test split
-        return _tested(result.report)
+        reports: Any = vars(result.two_way["all"]).values() if result.two_way else [result.report]
+        return _tested(*reports)
 
     def _measure(self, unit: Unit) -> Line:
         parts = {}
@@ -313,22 +310,15 @@ class BenchmarkRun:
 def _tested(*directions: Report) -> Line:
     """Return means over all queries: images and texts, which have the same classes, count together."""
     tables = [report.class_table() for report in directions]
-    queries = np.stack([table["num_queries"] for table in tables])
-    ap = np.average([table["mauprc"] for table in tables], axis=0, weights=queries)
+    queries = np.array([table["num_queries"] for table in tables])
     names = [name for name in ("mauprc", "recall@1", "recall@10") if name in directions[0].metrics]
     means = np.average([[report.metrics[name] for name in names] for report in directions], 0, queries.sum(axis=1))
-    metrics: Line = {name: round(value, 6) for name, value in zip(names, means.tolist(), strict=True)}
-    metrics |= {"ap_by_class": np.round(ap, 4).tolist(), "classes": class_names(directions[0])}
-    return {**metrics, "queries": queries.sum(axis=0).tolist()}
+    ap = np.average([table["mauprc"] for table in tables], axis=0, weights=queries)
+    metrics = dict(zip(names, means.round(6).tolist(), strict=True)) | {"ap_by_class": ap.round(4).tolist()}
+    return {**metrics, "classes": class_names(directions[0]), "queries": queries.sum(axis=0).tolist()}
 
 
-def run_benchmark(
-    file: Path,
-    out: Path,
-    *,
-    limit: float = math.inf,
-    listener: Listener = lambda *_: None,
-) -> bool:
+def run_benchmark(file: Path, out: Path, *, limit: float = math.inf, listener: Listener = lambda *_: None) -> bool:
     """Do what is left of a benchmark, beside other processes with the same folder; return whether all is done.
 
     Args:
