@@ -13,8 +13,6 @@ from aurank.ranges import Range
 from aurank.reporting.charts import COLOURS, svg
 from aurank.reporting.page import render
 
-_MANY = 10  # trials from which the worst fifth lies below the picture
-
 
 def tune_page(
     lines: Sequence[dict[str, Any]],
@@ -44,7 +42,8 @@ def tune_page(
 
 
 def _course(axes: Axes, lines: Sequence[dict[str, Any]], metric: str) -> None:
-    numbers, values = np.array([(line["number"], line["value"]) for line in lines if line["value"] is not None]).T
+    done = [line for line in lines if line["value"] is not None]
+    numbers, values = [line["number"] for line in done], [line["value"] for line in done]
     axes.scatter(numbers, values, s=14, color=COLOURS[0], linewidths=0)
     axes.step(numbers, np.maximum.accumulate(values), where="post", color=COLOURS[4])
     axes.set(xlabel="trial", ylabel=f"{metric}, mean over folds", ylim=_around(values))
@@ -52,7 +51,7 @@ def _course(axes: Axes, lines: Sequence[dict[str, Any]], metric: str) -> None:
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
-    low, high = float(np.quantile(values, 0.2 if len(values) >= _MANY else 0.0)), max(values)
+    low, high = float(np.quantile(values, 0.2 if len(values) >= 10 else 0.0)), max(values)  # of many without the worst
     room = max(high - low, 1e-3) * 0.15
     return low - room, high + room
 
