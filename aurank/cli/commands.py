@@ -106,7 +106,7 @@ def tune(call: Call, *, out: Path | None = None, ranges: Path | None = None, onl
     out = out or Path("runs") / f"tune-{call['config'].stem}"
     with bar("searching") as (progress, draw):
         tuned = call(out=out, ranges=file_ranges, listener=show, progress=listening(draw), say=stderr_console.say)
-    console.say(f"best of {tuned.trials}: {tuned.metric} {tuned.value:.4f} in validation, {' '.join(tuned.overrides)}")
+    console.say(f"best of {tuned.trials}: mAUPRC {tuned.value:.4f} in validation, {' '.join(tuned.overrides)}")
     if tuned.at_end:
         console.say(f"at an end of its range, beyond which there may be better ones: {', '.join(tuned.at_end)}")
     console.say(f"written to {out}: best.yaml to train with, tune.html to look at")

@@ -37,7 +37,6 @@ from aurank.training.components import CHOICES, read_config
 from aurank.training.optim import RATES
 from aurank.training.profile import profile_training
 from aurank.training.run import TrainResult, differences, train
-from aurank.training.tasks import PairTask, Task
 
 Ranges = Mapping[str, Range | None]
 Line = dict[str, Any]
@@ -49,10 +48,9 @@ class Tuned:
 
     Attributes:
         overrides: the settings of the best trial, such as "optim.lr=0.00031".
-        value: its validation mAUPRC (of images and texts: mean recall both ways), mean over the folds.
+        value: its validation mAUPRC, mean over the folds.
         at_end: settings within 5 % of an end of their range, beyond which there may be better ones.
         trials: how many there were, pruned and failed ones too.
-        metric: what the value is, "mAUPRC" or "mean recall".
 
     Example:
         >>> Tuned(("optim.lr=0.001",), 0.64, at_end=(), trials=40).value
@@ -63,7 +61,6 @@ class Tuned:
     value: float
     at_end: tuple[str, ...]
     trials: int
-    metric: str = "mAUPRC"
 
 
 def tune(
@@ -230,8 +227,6 @@ class _Search:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         states = optuna.trial.TrialState
         self.states = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
-        self.metric = (Task if self.config.model.text is None else PairTask).chosen_by
-        self.named = {"mauprc": "mAUPRC", "mean_recall": "mean recall"}[self.metric]
         self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
         values = {key: value_of(self.config, key) for key in self.ranges}
         self.own = {key: value for key, value in values.items() if value in self.ranges[key]}
@@ -319,7 +314,7 @@ class _Search:
                 part = (len(folds) + metrics["step"] / config.train.steps) / len(self.data)
                 self.progress("training steps", round((before + part) * size), self.count * size)
             elif kind == "validation":
-                scores.append(metrics[self.metric])
+                scores.append(metrics["mauprc"])
                 step = len(folds) * validations + len(scores)
                 trial.report(float(np.mean([*folds, max(scores)])), step)
                 if number > 1 and step < validations * len(self.data) and trial.should_prune():
@@ -346,8 +341,8 @@ class _Search:
         columns = ["number", "state", "value", "seconds", *self.ranges, "error"]
         rows = ([{**line, **line["settings"]}.get(name, "") for name in columns] for line in lines)
         write_text(self.out / "trials.csv", csv_text([columns, *rows]))
-        write_text(self.out / "tune.html", tune_page(lines, self.ranges, importance, near, self.named, str(self.out)))
-        return Tuned(overrides, best["value"], near, len(lines), self.named)
+        write_text(self.out / "tune.html", tune_page(lines, self.ranges, importance, near, f"Search: {self.out}"))
+        return Tuned(overrides, best["value"], near, len(lines))
 
 
 def train_aside(config: Config, folder: Path, dataset: Manifest, **options: Any) -> TrainResult:

@@ -52,12 +52,16 @@ class TwoWayReport:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Every recall, as "image_to_text/recall@1" and so on, and "mean_recall"."""
-        return _named(self.recall)
+        """Every recall, as "image_to_text/recall@1" and so on, "mean_recall", and "mauprc" over all queries."""
+        reports = [getattr(self, name) for name in DIRECTIONS]
+        weights = [len(report.per_query["num_positives"]) for report in reports]
+        mauprc = float(np.average([report.mauprc for report in reports], weights=weights))
+        return {**_named(self.recall), "mauprc": mauprc}
 
     def __str__(self) -> str:
         chance = _named(self.chance)
-        lines = [f"{name:<24}  {value:.4f}  (chance {chance[name]:.4f})" for name, value in self.metrics.items()]
+        beside = {name: f"  (chance {value:.4f})" for name, value in chance.items()}
+        lines = [f"{name:<24}  {value:.4f}{beside.get(name, '')}" for name, value in self.metrics.items()]
         lines.append(f"{self.image_to_text.num_queries:,} images; {self.text_to_image.num_queries:,} texts")
         return "\n".join([*lines, *self.image_to_text.notes])
 

@@ -323,7 +323,7 @@ def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str
     classes = sum(len(line["queries"]) for line in splits.values())
     tested = f"{classes:,} class{'es' * (classes > 1)} of {len(splits)} split{'s' * (len(splits) > 1)}"
     tests = [
-        f"{name}: {sum(each['queries']):,} images of {len(each['classes']):,} classes" for name, each in splits.items()
+        f"{name}: {sum(each['queries']):,} queries of {len(each['classes']):,} classes" for name, each in splits.items()
     ]
     chosen = f"{about['trials']} trials, validated on {about['choose_by']['folds']} folds of the training classes"
     facts = {

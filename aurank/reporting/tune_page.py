@@ -13,50 +13,51 @@ from aurank.ranges import Range
 from aurank.reporting.charts import COLOURS, svg
 from aurank.reporting.page import render
 
+_MANY = 10  # trials from which the worst fifth lies below the picture
+
 
 def tune_page(
     lines: Sequence[dict[str, Any]],
     ranges: Mapping[str, Range],
     importance: Mapping[str, float],
     at_end: Sequence[str],
-    metric: str,
-    folder: str,
+    title: str,
 ) -> str:
     done = sorted((line for line in lines if line["value"] is not None), key=lambda line: -line["value"])
     charts = {}
     for key in sorted(ranges, key=lambda key: -importance.get(key, 0.0)):
         points = [(line["settings"].get(key, "null"), line["value"]) for line in done]
-        charts[key] = svg(partial(_slice, points=points, within=ranges[key], metric=metric), f"value over {key}")
+        charts[key] = svg(partial(_slice, points=points, within=ranges[key]), f"value over {key}")
     return render(
         "tune.html",
-        title=f"Search: {folder}",
+        title=title,
         lines=lines,
         done=done,
         ranges={key: str(each) for key, each in ranges.items()},
         at_end=at_end,
         is_cut=done[-1]["value"] < _around([line["value"] for line in done])[0],
         importance=importance,
-        course=svg(partial(_course, lines=lines, metric=metric), f"{metric} of each trial, and the best so far"),
+        course=svg(partial(_course, lines=lines), "mAUPRC of each trial, and the best so far"),
         charts=charts,
     )
 
 
-def _course(axes: Axes, lines: Sequence[dict[str, Any]], metric: str) -> None:
+def _course(axes: Axes, lines: Sequence[dict[str, Any]]) -> None:
     done = [line for line in lines if line["value"] is not None]
     numbers, values = [line["number"] for line in done], [line["value"] for line in done]
     axes.scatter(numbers, values, s=14, color=COLOURS[0], linewidths=0)
     axes.step(numbers, np.maximum.accumulate(values), where="post", color=COLOURS[4])
-    axes.set(xlabel="trial", ylabel=f"{metric}, mean over folds", ylim=_around(values))
+    axes.set(xlabel="trial", ylabel="mAUPRC, mean over folds", ylim=_around(values))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
-    low, high = float(np.quantile(values, 0.2 if len(values) >= 10 else 0.0)), max(values)  # of many without the worst
+    low, high = float(np.quantile(values, 0.2 if len(values) >= _MANY else 0.0)), max(values)
     room = max(high - low, 1e-3) * 0.15
     return low - room, high + room
 
 
-def _slice(axes: Axes, points: Sequence[tuple[str, float]], within: Range, metric: str) -> None:
+def _slice(axes: Axes, points: Sequence[tuple[str, float]], within: Range) -> None:
     texts, ends = [json.dumps(choice) for choice in within.choices], (within.low, within.high)
     if texts:
         x: list[float] = [texts.index(text) for text, _ in points]
@@ -74,4 +75,4 @@ def _slice(axes: Axes, points: Sequence[tuple[str, float]], within: Range, metri
     values = [value for _, value in points]
     axes.scatter(x, values, color=COLOURS[0], s=18, linewidths=0, alpha=0.8)
     axes.scatter(x[:1], values[:1], color=COLOURS[4], s=90, marker="*")
-    axes.set(ylabel=metric, ylim=_around(values))
+    axes.set(ylabel="mAUPRC", ylim=_around(values))

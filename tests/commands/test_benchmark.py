@@ -113,7 +113,7 @@ def test_a_run_is_what_train_measures_with_the_chosen_values(whole):
     assert rows.mauprc == pytest.approx(plain["mauprc"], abs=1e-6)
 
 
-def test_images_and_texts_are_queries_together_and_their_choice_is_by_mean_recall(tmp_path):
+def test_images_and_texts_are_queries_together_in_the_test_and_in_the_choice(tmp_path):
     write_table(tmp_path)
     sections = {"data": {"validation_fraction": 0}, "train": {"steps": 3, "validate_every": 3}}
     config = read_config(pairs_config(tmp_path, **sections))
@@ -127,9 +127,9 @@ def test_images_and_texts_are_queries_together_and_their_choice_is_by_mean_recal
     config = read_config(config.model_dump(mode="json"), [*line["overrides"], *line["chosen"], "seed=0"])
     whole = read_whole(config.data)
     training = whole.select(whole.splits != "test")
-    for number, recall in enumerate(search["trials"][0]["folds"]):
+    for number, ap in enumerate(search["trials"][0]["folds"]):
         data = replace(training, splits=np.where(class_folds(training, 2) == number, "val", "train"))
-        assert train_aside(config, tmp_path / "aside", data).best["mean_recall"] == recall
+        assert train_aside(config, tmp_path / "aside", data).best["mauprc"] == ap
     assert choice["val_mauprc"] == pytest.approx(np.mean(search["trials"][0]["folds"]), abs=1e-6)
     both = aurank.train(config, tmp_path / "again").two_way["all"]
     reports = [both.image_to_text, both.text_to_image]

@@ -67,6 +67,8 @@ def test_recall_both_ways_is_that_of_lists_made_one_by_one(data: Any, count: int
     values = [value for found in report.recall.values() for value in found.values()]
     assert report.mean_recall == pytest.approx(sum(values) / 4)
     assert report.metrics["text_to_image/recall@3"] == report.recall["text_to_image"][3]
+    queries = [each.per_query["ap"] for each in (report.image_to_text, report.text_to_image)]
+    assert report.metrics["mauprc"] == pytest.approx(np.concatenate(queries).mean())
 
 
 def test_texts_that_recur_stand_once_or_as_often_as_they_do() -> None:
@@ -124,7 +126,7 @@ def test_a_report_comes_back_from_its_folder_and_says_chance(tmp_path: Path) -> 
         "(chance",
         "0.2778)",
     ]
-    assert len(lines) == 7
+    assert len(lines) == 8
     with pytest.raises(UserError, match=r"image_to_text\.json: .*No such file"):
         TwoWayReport.load(tmp_path)
 

@@ -76,7 +76,7 @@ def line(number: int, value: float) -> dict[str, object]:
 def test_the_page_says_of_trials_below_the_picture_only_where_there_are_some(values, is_cut):
     assert (_around(values.tolist())[0] > min(values)) == is_cut
     lines = [line(number, value) for number, value in enumerate(values.tolist(), 1)]
-    page = tune_page(lines, {"optim.lr": Range(1e-5, 1e-1, log=True)}, {}, [], "mAUPRC", "search")
+    page = tune_page(lines, {"optim.lr": Range(1e-5, 1e-1, log=True)}, {}, [], "Search")
     assert ("the worst lie below the picture" in page) == is_cut
     assert "optim.lr" in page
     assert "seconds of training" in page or "minutes of training" in page
@@ -95,6 +95,6 @@ def test_the_page_says_of_trials_below_the_picture_only_where_there_are_some(val
 )
 def test_ticks_of_a_logarithmic_range_are_powers_of_ten(within, texts):
     axes = Figure().add_subplot()
-    _slice(axes, [(f"{within.low}", 0.5), (f"{within.high}", 0.6)], within, "mAUPRC")
+    _slice(axes, [(f"{within.low}", 0.5), (f"{within.high}", 0.6)], within)
     assert [label.get_text() for label in axes.get_xticklabels()] == texts
     assert not any(label.get_text() for label in axes.get_xticklabels(minor=True))
