@@ -332,6 +332,7 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     (r"14 integers.* got torch.bool of shape \[9, 6\]", lambda: sup_con(SETS[:9])),
     (r"whole numbers >= 0 for each row, got \[0, -1\]", lambda: sup_con([[1], [0, -1]], embeddings=ROWS[:2])),
     ("whole numbers >= 0 for each row, got 4", lambda: sup_con([4, 5], embeddings=ROWS[:2])),
+    ("whole numbers >= 0 for each row, got .mug.", lambda: sup_con(["mug", "cup"], embeddings=ROWS[:2])),
     (
         r"labels are .*\[14, 6\], so ref_labels cannot be .*\[11, 5\]",
         lambda: sup_con(SETS, OTHERS, OTHER_SETS[:, :5] | True),

@@ -61,7 +61,7 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
         "semi_variance": [(1.0, -1.0)],
         "prior": ["uniform"],
         "interpolation": ["cubic"],
-        "class_counts": [[], torch.ones(3), [3, -1]],
+        "class_counts": [[], torch.ones(3), [3, -1], {0: 3, 1: 2}],
     },
     "spectral": {"mu": [0]},
     "sup_ap": {"calibration": [1], "slope": [-1], "delta": [True], "positive_margin": [float("inf")]},

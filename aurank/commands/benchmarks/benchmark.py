@@ -120,7 +120,8 @@ class BenchmarkRun:
             self.ranges = {key: None if each is None else Range.read(each) for key, each in self.spec.ranges.items()}
             self.base = self.config_of(Unit("untrained", "", "", ""))
             if self.spec.without_training and self.base.data.name != EMBEDDINGS:
-                raise UserError(f"without_training measures saved embeddings, not data.name={self.base.data.name}")
+                saved = f"saved embeddings (aurank embed), not data.name={self.base.data.name}"
+                raise UserError(f"without_training measures {saved}: see docs/heads.md, or leave it out")
             for steps in filter(None, self.spec.without_training):
                 PostProcessing.parse(steps)
             self._check_methods()

@@ -30,7 +30,7 @@ def read_labels(*sides: Labels | None) -> list[Any]:
     tensors: list[Any] = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in sides]
     widths = [each.shape[1] for each in tensors if isinstance(each, Tensor) and each.ndim == 2]
     for row in (row for each in tensors if isinstance(each, Sequence) for row in each):
-        if not isinstance(row, Collection) or min(row, default=0) < 0:
+        if not isinstance(row, Collection) or isinstance(row, str) or min(row, default=0) < 0:
             raise UserError(f"labels that are no tensor must be a list of whole numbers >= 0 for each row, got {row!r}")
         widths.append(1 + max(row, default=-1))
     none = torch.zeros(max(widths, default=0), dtype=torch.bool)

@@ -1,6 +1,6 @@
 """The SOPRC estimator of AUPRC with its moving averages (Eq. 8-10), and its semi-variance (Eq. 9)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Unpack, get_args
 
 import torch
@@ -177,7 +177,8 @@ class SOPRCLoss(PairLoss):
         if official:
             self.interpolation = "official"
         require_whole("num_quantiles", num_quantiles)
-        counts = torch.as_tensor(class_counts if hasattr(class_counts, "__len__") else list(class_counts)).cpu()
+        listed = [] if isinstance(class_counts, Mapping) else class_counts  # {class: images} might leave out a class
+        counts = torch.as_tensor(listed if hasattr(listed, "__len__") else list(listed)).cpu()
         if counts.ndim != 1 or not is_integer(counts) or not len(counts) or counts.min() < 0 or counts.max() == 0:
             expected = "one whole number per class, images of class 0, 1, …, such as np.bincount(labels)"
             raise UserError(f"class_counts must be {expected}; got {kind_of(counts)}")

@@ -67,8 +67,8 @@ def building(name: str, *, pretrained: bool, allow_code: bool = False, remedy: s
             reason = offline[0] if offline else f"{type(error).__name__}: {first_line(error)}"
             message = (
                 f"the pretrained weights are not kept here and could not be had ({reason}); connect to the network "
-                "once, name a local file of weights (weights=FILE, model.weights=FILE), or take random weights with "
-                "pretrained=false"
+                "once, name a local file of weights (weights=FILE, in a configuration model.weights=FILE), or take "
+                "random weights (pretrained=false, in a configuration model.pretrained=false)"
             )
         raise UserError(f"{name}: {message}") from error
     finally:

@@ -11,6 +11,7 @@ from aurank.data import BENCHMARKS, READERS, ImageDataset, check_benchmark
 from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import write_table
 from aurank.data.readers.benchmarks import read_roxford
+from aurank.data.readers.published import FETCHED
 from aurank.data.transforms.standard import Resize
 from aurank.embedding.embed import embed_pixels
 from aurank.embedding.embedded import Embedded, described
@@ -53,7 +54,8 @@ def test_a_benchmark_is_found_below_the_data_folder_or_is_the_data_folder(name, 
 @pytest.mark.parametrize("name", trees.TREES)
 def test_a_benchmark_that_is_not_there_says_where_to_get_it_and_the_layout(name, tmp_path):
     message = refusal(name, tmp_path)
-    for part in ("is not there", str(tmp_path), "https://", "expected layout: ", "data.root"):
+    fetched = [f"aurank data get {name}"] * (name in FETCHED)
+    for part in ("is not there", str(tmp_path), "https://", "expected layout: ", "data.root", *fetched):
         assert part in message
     assert str(tmp_path / "gone") in refusal(name, tmp_path, path="gone")
 
