@@ -218,6 +218,8 @@ def doctor(
     if html is not None:
         write_text(html, doctor_page(report, command=shlex.join(["aurank", *sys.argv[1:]])))
         console.say(f"written to {html}")
+    elif report.findings:
+        console.say("--html FILE shows pictures, consequences and remedies")
     if fix:
         console.say(describe_cleaning(report, fixes))
         clean = report.kept(fixes)

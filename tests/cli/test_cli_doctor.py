@@ -58,4 +58,5 @@ def test_doctor_ends_with_exit_code_2_where_images_are_broken(aurank, tmp_path):
         (tmp_path / name).write_bytes(b"no image")
     code, output, _ = aurank("doctor", f"folder:{tmp_path}", "data.validation_fraction=0")
     assert code == 2
+    assert "--html FILE shows pictures, consequences and remedies" in output
     assert "error: unreadable images: 2" in output
