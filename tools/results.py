@@ -79,6 +79,21 @@ TABLES: dict[str, Any] = {
         ("mAUPRC", "soprc_parts", "", "mAUPRC", (*SEEDS, 4)),
         ("minus none", "soprc_parts", "", "minus none", BOTH),
     ),
+    "batches": (
+        ("loss", ()),
+        *((size, "contrastive_batches", size, "mAUPRC", (*SEEDS, 4)) for size in ("batch 16", "batch 64", "batch 256")),
+    ),
+    "Fig. 2": (
+        ("batch", ()),
+        ("mAUPRC", "soprc_batches", "", "mAUPRC", (*SEEDS, 4)),
+        ("minus 112", "soprc_batches", "", "minus 112", BOTH),
+    ),
+    "texts": (
+        ("loss", ()),
+        ("mAUPRC", "text_losses", "", "mAUPRC", (*SEEDS, 4)),
+        ("Recall@1", "text_losses", "", "Recall@1", SEEDS),
+        ("minus CLIP", "text_losses", "", "minus CLIP", BOTH),
+    ),
     "emoji": (("loss", ()), *((name, "emoji_finetuned", "", name, parts) for name, parts in TRAINED)),
     "fine-tuning": (("training", ()), *((name, "grocery_recipe", "", name, parts) for name, parts in TRAINED)),
     "teacher": (("training", ()), *((name, "grocery_teacher", "", name, parts) for name, parts in TRAINED)),
