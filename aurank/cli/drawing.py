@@ -23,7 +23,7 @@ QUIET = 10.0  # seconds between two lines of progress where there is no terminal
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 # Of a validation, as far as it has them.
-SHOWN = {"mauprc": "mAUPRC", "recall@1": "Recall@1", "mean_recall": "mean recall"}
+SHOWN = {"mean_recall": "mean recall", "mauprc": "mAUPRC", "recall@1": "Recall@1"}
 SHOWN |= {"image_to_text/recall@1": "Recall@1 of texts", "text_to_image/recall@1": "of images"}
 
 

@@ -322,8 +322,7 @@ class _Search:
 
         for data in self.data:
             scores: list[float] = []
-            train_aside(config, self.out / "running", data, listener=listen)
-            folds.append(max(scores))
+            folds.append(train_aside(config, self.out / "running", data, listener=listen).best["mauprc"])
 
     def conclude(self) -> Tuned:
         lines = self.trials

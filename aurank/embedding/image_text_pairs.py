@@ -111,9 +111,16 @@ def texts_of(manifest: Manifest) -> tuple[str, ...]:
     return manifest.texts
 
 
-def has_one_label(manifest: Manifest) -> bool:
-    first = first_rows(manifest.paths)
-    return np.array_equal(manifest.labels[first][_numbered(manifest.paths)], manifest.labels)
+def has_one_label(manifest: Manifest, names: Sequence[str] | None = None) -> bool:
+    """Return whether rows of one image, or of one of `names`, have one label."""
+    names = manifest.paths if names is None else names
+    return np.array_equal(manifest.labels[first_rows(names)][_numbered(names)], manifest.labels)
+
+
+def require_one_label(manifest: Manifest) -> None:
+    """Raise UserError where tables by class are impossible: an image or a text stands for several classes."""
+    if not (has_one_label(manifest) and has_one_label(manifest, [text_key(text) for text in texts_of(manifest)])):
+        raise UserError(f"{manifest.name} has no table by class: give each test image and each text one label alone")
 
 
 def each_image_once(manifest: Manifest, *, one_label: bool = True) -> Manifest:

@@ -48,15 +48,13 @@ class TwoWayReport:
     @property
     def mean_recall(self) -> float:
         """Mean over both directions and every k; over 1, 5 and 10 it is what papers call mean recall."""
-        return self.metrics["mean_recall"]
+        return _named(self.recall)["mean_recall"]
 
     @property
     def metrics(self) -> dict[str, float]:
         """Every recall, as "image_to_text/recall@1" and so on, "mean_recall", and "mauprc" over all queries."""
-        reports = [getattr(self, name) for name in DIRECTIONS]
-        weights = [len(report.per_query["num_positives"]) for report in reports]
-        mauprc = float(np.average([report.mauprc for report in reports], weights=weights))
-        return {**_named(self.recall), "mauprc": mauprc}
+        ap = np.concatenate([getattr(self, name).per_query["ap"] for name in DIRECTIONS])
+        return {**_named(self.recall), "mauprc": mean(ap)}
 
     def __str__(self) -> str:
         chance = _named(self.chance)
@@ -66,7 +64,7 @@ class TwoWayReport:
         return "\n".join([*lines, *self.image_to_text.notes])
 
     def save(self, folder: Path | str) -> None:
-        """Write a report for each direction, and two_way.json with all recalls and chance, into the folder."""
+        """Write a report for each direction, and two_way.json with all metrics and chance, into the folder."""
         for name in DIRECTIONS:
             getattr(self, name).save(Path(folder) / f"{name}.json")
         chance = _named(self.chance)

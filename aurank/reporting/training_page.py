@@ -41,7 +41,7 @@ def training_page(
         charts[caption] = svg(partial(_draw, records=validations, metric=chosen_by, marker="o"), caption)
     course, title = {"charts": charts, "settings": settings}, f"Training: {run.resolve().name}"
     if report is None:
-        return render("training.html", title=title, course=course)
+        return render("training.html", title=title, course=course, facts=facts)
     return report_page(report, source=source, course=course, facts=facts, title=title)
 
 

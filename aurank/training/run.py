@@ -205,8 +205,8 @@ def _run(loop: Loop, started: float, page: bool) -> TrainResult:
         if two_way:  # the page has lists and curves of images with each other
             facts.append(("measured above", "images with each other"))
         for name, both in two_way.items():
-            recalls = "; ".join(" ".join(line.split()) for line in str(both).splitlines())
-            facts.append((f"images and texts, {name}", recalls))
+            measured = str(both).splitlines()[: len(both.metrics)]
+            facts.append((f"images and texts, {name}", "; ".join(" ".join(line.split()) for line in measured)))
         settings, chosen_by = dump_config(trainer.config), trainer.task.chosen_by
         text = training_page(out, report, settings=settings, chosen_by=chosen_by, source=source, facts=facts)
         write_text(out / PAGE, text)

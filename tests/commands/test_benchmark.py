@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from testing.galleries import head_config, write_rows
 from testing.processes import ended, run_aurank
-from testing.runs import pairs_config, write_table
+from testing.runs import COLOURS, pairs_config, write_table
 
 import aurank
 from aurank.commands import run_benchmark
@@ -115,7 +115,7 @@ def test_a_run_is_what_train_measures_with_the_chosen_values(whole):
 
 def test_images_and_texts_are_queries_together_in_the_test_and_in_the_choice(tmp_path):
     write_table(tmp_path)
-    sections = {"data": {"validation_fraction": 0}, "train": {"steps": 3, "validate_every": 3}}
+    sections = {"data": {"validation_fraction": 0}, "train": {"steps": 6, "validate_every": 2}}
     config = read_config(pairs_config(tmp_path, **sections))
     spec = {"config": "pairs.yaml", "methods": {"CLIP": ["loss.name=clip"]}, "seeds": 1, "trials": 1}
     spec["choose_by"] = {"folds": 2}
@@ -135,10 +135,19 @@ def test_images_and_texts_are_queries_together_in_the_test_and_in_the_choice(tmp
     reports = [both.image_to_text, both.text_to_image]
     queries = [report.num_queries for report in reports]
     assert sum(split["queries"]) == sum(queries)
+    assert set(split["classes"]) == {*COLOURS}
     for name in ("mauprc", "recall@1"):
         means = [report.metrics[name] for report in reports]
         assert line[name] == pytest.approx(np.average(means, weights=queries), abs=1e-5)
     assert line["mauprc"] == pytest.approx(np.average(line["ap_by_class"], weights=split["queries"]), abs=1e-4)
+
+
+def test_texts_of_several_classes_are_refused_before_any_training(tmp_path):
+    write_table(tmp_path, labelled=False, captions=2)
+    (tmp_path / "pairs.yaml").write_text(dump_config(read_config(pairs_config(tmp_path))))
+    (tmp_path / "spec.yaml").write_text(json.dumps({"config": "pairs.yaml", "methods": {"SogCLR": []}}))
+    with pytest.raises(UserError, match="give each test image and each text one label alone"):
+        run_benchmark(tmp_path / "spec.yaml", tmp_path / "out")
 
 
 def test_what_is_done_is_not_done_again_and_what_changed_is(whole):

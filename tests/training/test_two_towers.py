@@ -185,7 +185,8 @@ def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_wri
     config = write_config(tmp_path, content)
     printed, _ = Shell(monkeypatch, capsys).done("train", config, "--out", tmp_path / "out")
     assert printed.count("two-way retrieval, ") == 3
-    assert "mauprc" not in printed
+    assert "images with each other" not in printed
+    assert "images and texts, seen_texts" in (tmp_path / "out" / "report.html").read_text("utf-8")
     assert printed.endswith(f"written to {tmp_path / 'out'}\n")
     assert not (tmp_path / "out" / "report.json").exists()
     with pytest.raises(UserError, match="has images with several labels"):

@@ -27,6 +27,7 @@ from aurank.data.manifest import ValidationUnit
 from aurank.data.prepared import contents
 from aurank.embedding.embedded import described, evaluation_options, trial_of
 from aurank.embedding.image_selection import read_whole
+from aurank.embedding.image_text_pairs import require_one_label
 from aurank.embedding.select_images import class_folds, split_of
 from aurank.errors import AurankWarning, Diverged, UserError, first_line
 from aurank.evaluation import PostProcessing, Report
@@ -129,7 +130,9 @@ class BenchmarkRun:
 
     def _check_methods(self) -> None:
         for split, manifest in self.splits.items():
-            training, _ = (split_of(manifest, self.base.data, name) for name in ("train", "test"))
+            training, test = (split_of(manifest, self.base.data, name) for name in ("train", "test"))
+            if is_pairs := self.base.model.text is not None:
+                require_one_label(test)
             if self.spec.trials:
                 by = self.spec.choose_by
                 class_folds(manifest.select(manifest.splits != "test"), by.folds, by=by.by)
@@ -138,10 +141,9 @@ class BenchmarkRun:
                     config = self.config_of(Unit("run", method, setting, split))
                     if any(getattr(config.data, key) != getattr(self.base.data, key) for key in ("name", "params")):
                         raise UserError("all are compared on the same data: set data.name and data.params in overrides")
-                    if not trial_of(manifest).evaluate(**evaluation_options(config)).metrics.keys() >= {"recall@1"}:
-                        raise UserError(
-                            "all are compared by Recall@1: name it in evaluate.recall_at and evaluate.metrics"
-                        )
+                    measured = trial_of(manifest).evaluate(**evaluation_options(config)).metrics
+                    if not is_pairs and "recall@1" not in measured:
+                        raise UserError("compared by Recall@1: name it in evaluate.recall_at and evaluate.metrics")
                     build_loss(config, training)
                     sampler = build_sampler(config, training, rank=0, world_size=1, neighbours=lambda _: None)
                     if (most := sampler.largest_batch) < config.sampler.batch:
@@ -272,8 +274,12 @@ class BenchmarkRun:
     def _train(self, unit: Unit) -> Line:
         folder = self.out / "running" / self.path_of(unit).stem
         result = train_aside(self.config_of(unit), folder, self.splits[unit.split])
-        reports: Any = vars(result.two_way["all"]).values() if result.two_way else [result.report]
-        return _tested(*reports)
+        if (both := result.two_way.get("all")) is None:
+            assert result.report is not None  # the run has a test split
+            return _tested(result.report)
+        names = split_of(self.splits[unit.split], self.base.data, "test").classes
+        line = _tested(both.image_to_text, both.text_to_image)
+        return line | {"classes": [names[int(label)] for label in line["classes"]]}
 
     def _measure(self, unit: Unit) -> Line:
         parts = {}

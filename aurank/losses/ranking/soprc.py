@@ -177,10 +177,11 @@ class SOPRCLoss(PairLoss):
         if official:
             self.interpolation = "official"
         require_whole("num_quantiles", num_quantiles)
-        listed = [] if isinstance(class_counts, Mapping) else class_counts  # {class: images} might leave out a class
-        counts = torch.as_tensor(listed if hasattr(listed, "__len__") else list(listed)).cpu()
+        expected = "one whole number per class, images of class 0, 1, …, such as np.bincount(labels)"
+        if isinstance(class_counts, Mapping):
+            raise UserError(f"class_counts must be {expected}; got {class_counts!r}")
+        counts = torch.as_tensor(class_counts if hasattr(class_counts, "__len__") else list(class_counts)).cpu()
         if counts.ndim != 1 or not is_integer(counts) or not len(counts) or counts.min() < 0 or counts.max() == 0:
-            expected = "one whole number per class, images of class 0, 1, …, such as np.bincount(labels)"
             raise UserError(f"class_counts must be {expected}; got {kind_of(counts)}")
         self.num_classes = len(counts)
         self.register_buffer("class_counts", counts.long().clone())
