@@ -3,7 +3,7 @@
 import json
 import re
 import runpy
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,9 @@ def test_what_prose_says_of_several_tables_is_so() -> None:
     emoji = [f"emoji, PCA, Lite{number}" for number in range(3)]
     assert all(taus[f"groceries, PCA; {name}"] < taus["groceries, PCA; Omniglot, PCA"] for name in emoji)
     assert all(taus[f"{name}: validation and test"] < taus["Omniglot, PCA: validation and test"] for name in emoji)
+    groceries = [f"groceries, PCA{network}" for network in ("", ", Lite1", ", Lite2")]
+    within = [[taus["; ".join(pair)] for pair in combinations(places, 2)] for places in (groceries, emoji)]
+    assert [(min(each), max(each)) for each in within] == [(0.52, 0.73), (0.47, 0.49)]
     pca, identity = (
         {row.name: row for row in RESULTS["tables"]("grocery_heads")[start].rows if row.seeds}
         for start in (PCA, IDENTITY)

@@ -83,11 +83,6 @@ TABLES: dict[str, Any] = {
         ("loss", ()),
         *((size, "contrastive_batches", size, "mAUPRC", (*SEEDS, 4)) for size in ("batch 16", "batch 64", "batch 256")),
     ),
-    "Fig. 2": (
-        ("batch", ()),
-        ("mAUPRC", "soprc_batches", "", "mAUPRC", (*SEEDS, 4)),
-        ("minus 112", "soprc_batches", "", "minus 112", BOTH),
-    ),
     "texts": (
         ("loss", ()),
         ("mAUPRC", "text_losses", "", "mAUPRC", (*SEEDS, 4)),
