@@ -179,6 +179,13 @@ def test_what_prose_says_of_several_tables_is_so() -> None:
     for file in ("grocery_heads", "omniglot_heads"):
         rows = [row for row in RESULTS["tables"](file)[IDENTITY].rows if row.name in RESULTS["HEADS"]]
         assert max(row.difference.half_width for row in rows if row.difference) < 0.0035
+    plain = next(row.recall[0] for row in RESULTS["tables"]("grocery_heads")[PCA].rows if row.name == UNTRAINED)
+    for block in RESULTS["tables"]("grocery_width").values():
+        assert len(block.rows) == 4
+        assert all(row.recall[0] > plain for row in block.rows)
+        for row in block.rows:
+            if row.name in ("SOPRC", "SmoothAP"):
+                assert row.mauprc.mean < identity[row.name].mauprc.mean > pca[row.name].mauprc.mean
     recipe = {}
     for line in lines("grocery_recipe")[2:]:
         recipe.setdefault(line["method"], []).append(line["mauprc"])

@@ -25,7 +25,6 @@ import aurank
 from aurank import cli
 from aurank.commands.benchmarks.benchmark import BenchmarkSpec
 from aurank.config import load_config
-from aurank.embedding.embedded import Embedded
 from aurank.losses import SmoothAPLoss
 from aurank.ranges import Range
 from aurank.training import TrainResult, read_config
@@ -232,8 +231,8 @@ OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 # No dependencies, not even of the tests; whoever has them runs the blocks that import them:
-# pip install lancedb qdrant-client duckdb, then pytest tests/test_pages.py
-ENGINES = ("lancedb", "qdrant_client", "duckdb")
+# pip install lancedb qdrant-client, then pytest tests/test_pages.py
+ENGINES = ("lancedb", "qdrant_client")
 
 
 def lacking(block: Block) -> list[str]:
@@ -270,10 +269,8 @@ def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, mo
         assert scope["after"]["mauprc_level0"] > scope["before"]["mauprc_level0"] + 0.05
         assert scope["loss"].has_been_filled
     if page == "docs/databases.md":
-        found = {name: scope[name] for name in ("of_lance", "of_qdrant", "of_duckdb") if name in scope}
+        found = {name: scope[name] for name in ("of_lance", "of_qdrant") if name in scope}
         assert found == dict.fromkeys(found, 1.0)
-        if "duckdb" not in missing:
-            assert Embedded.load(Path("some.parquet")).embeddings.shape == (42, 8)
     if missing:
         pytest.skip(f"the other blocks ran; not installed: {', '.join(missing)}")
 

@@ -57,6 +57,12 @@ TABLES: dict[str, Any] = {
         ("identity", "omniglot_heads", IDENTITY, "mAUPRC", RANKED),
         ("minus SupCon", "omniglot_heads", IDENTITY, "minus SupCon", CLASSES),
     ),
+    "width": (
+        ("loss", ("SupCon", "SOPRC", "SmoothAP", "Multi-Similarity")),
+        ("PCA, 128 numbers", "grocery_heads", PCA, "mAUPRC", RANKED),
+        *((f"PCA, {name}", "grocery_width", f"PCA, {name} numbers", "mAUPRC", RANKED) for name in (512, 1280)),
+        ("identity, 1280", "grocery_heads", IDENTITY, "mAUPRC", RANKED),
+    ),
     "networks": (
         ("loss", (*HEADS[:8], UNTRAINED, "center")),
         *((f"groceries, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(NETWORKS)),
