@@ -224,9 +224,10 @@ def kill_searches(folder: Path, kills: int) -> None:
             raise Diverged("the loss is nan at step 2")
         assert not out.exists()
         write_text(out / "last", "")
-        for value in (config.optim.lr * 1e4 % 1, 0.0):  # which no search learns, so some are pruned
-            listener("validation", {"mauprc": value})
-        return aurank.TrainResult(out, 4, {}, None)
+        best = {"mauprc": config.optim.lr * 1e4 % 1}  # which no search learns, so some are pruned
+        for values in (best, {"mauprc": 0.0}):
+            listener("validation", values)
+        return aurank.TrainResult(out, 4, best, None)
 
     def search(out: Path) -> None:
         tune(config, out, ranges=RATE | ONLY, trials=10, folds=2)
