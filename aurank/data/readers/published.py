@@ -134,8 +134,8 @@ class PublishedReader:
 
     def __call__(self, root: Path, *, path: str | None = None, complete: bool = True, **params: Any) -> Manifest:
         about = self.benchmark
-        command = f"`aurank data get {about.name}` or " if about.addresses else ""
-        remedy = f"Get it by {command}from {about.origin} (terms: {about.terms})"
+        command = f"by `aurank data get {about.name}` or " if about.addresses else ""
+        remedy = f"Get it {command}from {about.origin} (terms: {about.terms})"
         if (location := locate(about, root, path)) is None:
             problem = describe_absence(about, root, path)
         else:
