@@ -322,13 +322,11 @@ def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str
     splits = {line["split"]: line for line in lines if line["kind"] == "split"}
     classes = sum(len(line["queries"]) for line in splits.values())
     tested = f"{classes:,} class{'es' * (classes > 1)} of {len(splits)} split{'s' * (len(splits) > 1)}"
-    tests = [
-        f"{name}: {sum(each['queries']):,} queries of {len(each['classes']):,} classes" for name, each in splits.items()
-    ]
+    sizes = {name: (sum(each["queries"]), len(each["classes"])) for name, each in splits.items()}
     chosen = f"{about['trials']} trials, validated on {about['choose_by']['folds']} folds of the training classes"
     facts = {
         "configuration": " ".join([about["config"], *about["overrides"]]),
-        "test": ", ".join(tests),
+        "test": ", ".join(f"{name}: {q:,} queries of {c:,} classes" for name, (q, c) in sizes.items()),
         "choice of each method": f"{chosen}, by {about['choose_by']['by']}" if about["trials"] else "none",
         "processor time": duration(sum((line["processor_seconds"] for line in done), 0.0)),
     }
@@ -371,3 +369,4 @@ def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
     axes.set_yticks(range(len(block.rows)), names, fontsize=9, linespacing=1.1)
     label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}\nthick: seeds, thin: classes"
     axes.set(xlabel=label, ylim=(-0.7, len(block.rows) - 0.3))
+    axes.locator_params(axis="x", nbins=5)
