@@ -165,7 +165,7 @@ def test_what_prose_says_of_several_tables_is_so() -> None:
         assert by_validation == sorted(by_validation)
         assert taus[f"groceries, {start}; Omniglot, {start}"] < taus["Omniglot, PCA; Omniglot, identity"]
     emoji = [f"emoji, PCA, Lite{number}" for number in range(3)]
-    assert all(taus[f"groceries, PCA; {name}"] < taus["groceries, PCA; Omniglot, PCA"] for name in emoji)
+    assert max(taus[f"groceries, PCA; {name}"] for name in ("Omniglot, PCA", *emoji)) == 0.20
     assert all(taus[f"{name}: validation and test"] < taus["Omniglot, PCA: validation and test"] for name in emoji)
     groceries = [f"groceries, PCA{network}" for network in ("", ", Lite1", ", Lite2")]
     within = [[taus["; ".join(pair)] for pair in combinations(places, 2)] for places in (groceries, emoji)]
@@ -176,7 +176,7 @@ def test_what_prose_says_of_several_tables_is_so() -> None:
     )
     higher = {name for name in pca if pca[name].mauprc.mean > identity[name].mauprc.mean}
     assert higher == {"SupRecall"}
-    for file in ("grocery_heads", "omniglot_heads"):
+    for file in ("grocery_heads", "omniglot_identity"):
         rows = [row for row in RESULTS["tables"](file)[IDENTITY].rows if row.name in RESULTS["HEADS"]]
         assert max(row.difference.half_width for row in rows if row.difference) < 0.0035
     plain = next(row.recall[0] for row in RESULTS["tables"]("grocery_heads")[PCA].rows if row.name == UNTRAINED)

@@ -26,7 +26,7 @@ from aurank.reporting.tables import markdown_table
 BENCHMARK = Path(__file__).resolve().parents[1] / "docs" / "benchmark"
 FILES = {file.stem for file in BENCHMARK.glob("*.jsonl")}
 PAGES = sorted(BENCHMARK.parent.glob("*.md"))
-PICTURES = ("grocery_heads", "omniglot_heads")
+PICTURES = {"grocery_heads": ("grocery_heads",), "omniglot_heads": ("omniglot_heads", "omniglot_identity")}
 # A cell is a mean, ± half the width of the interval over seeds, [the interval over classes and seeds], and (ranks).
 CELL = re.compile(r"([-+]?\d\.\d+)(?: (± \d\.\d+))?(?: (\[.+\]))?(?: (\(.+\)))?")
 MEAN, SEEDS, CLASSES, BOTH = (1,), (1, 2), (1, 3), (1, 2, 3)
@@ -54,8 +54,8 @@ TABLES: dict[str, Any] = {
         ("identity", "grocery_heads", IDENTITY, "mAUPRC", RANKED),
         ("minus SupCon", "grocery_heads", IDENTITY, "minus SupCon", CLASSES),
         ("Omniglot, PCA", "omniglot_heads", PCA, "mAUPRC", RANKED),
-        ("identity", "omniglot_heads", IDENTITY, "mAUPRC", RANKED),
-        ("minus SupCon", "omniglot_heads", IDENTITY, "minus SupCon", CLASSES),
+        ("identity", "omniglot_identity", IDENTITY, "mAUPRC", RANKED),
+        ("minus SupCon", "omniglot_identity", IDENTITY, "minus SupCon", CLASSES),
     ),
     "width": (
         ("loss", ("SupCon", "SOPRC", "SmoothAP", "Multi-Similarity")),
@@ -116,7 +116,7 @@ PLACES = {
     "groceries, PCA": ("grocery_heads", PCA),
     "groceries, identity": ("grocery_heads", IDENTITY),
     "Omniglot, PCA": ("omniglot_heads", PCA),
-    "Omniglot, identity": ("omniglot_heads", IDENTITY),
+    "Omniglot, identity": ("omniglot_identity", IDENTITY),
     **{f"groceries, PCA, Lite{number}": (NETWORKS[number], PCA) for number in (1, 2)},
     **{f"emoji, PCA, Lite{number}": (name, PCA) for number, name in enumerate(EMOJI)},
 }
@@ -196,9 +196,9 @@ def all_tables() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def picture(name: str) -> Path:
-    """Draw the intervals of a benchmark beside its lines: a row for each setting, mAUPRC and differences."""
-    blocks = tables(name).values()
+def picture(name: str, files: tuple[str, ...]) -> Path:
+    """Draw the intervals of benchmarks beside their lines: a row for each setting, mAUPRC and differences."""
+    blocks = [block for file in files for block in tables(file).values()]
     heights = [1 + 0.24 * len(block.rows) for block in blocks]
     figure = Figure(figsize=(12, sum(heights)), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
@@ -220,8 +220,8 @@ def main() -> None:
     for page in PAGES:
         if (text := page.read_text(encoding="utf-8")) != (filled := fill(text)):
             write_text(page, filled)
-    for name in PICTURES:
-        print(picture(name))
+    for name, files in PICTURES.items():
+        print(picture(name, files))
 
 
 if __name__ == "__main__":
