@@ -1,6 +1,5 @@
 """Rows with several labels, against a slow loop over pairs in float64: positives, grades, tables, refusals."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, ndcg_score
 from testing.inputs import held_bytes
 
 import aurank
@@ -51,26 +51,16 @@ def sets_of(flags: np.ndarray) -> list[list[int]]:
 def slow(
     rows: np.ndarray, flags: np.ndarray, gallery: tuple[np.ndarray, np.ndarray] | None, grade: Callable[..., float]
 ) -> dict[int, tuple[float, float]]:
-    """Average precision and nDCG of each query with a positive, by its sorted list."""
+    """Average precision and nDCG of each query with a positive, of scikit-learn."""
     columns, other = gallery or (rows, flags)
     values = {}
     for query in range(len(rows)):
-        listed = []
-        for row in range(len(columns)):
-            if gallery is None and row == query:
-                continue
-            score = rows[query] @ columns[row] / np.linalg.norm(rows[query]) / np.linalg.norm(columns[row])
-            sets = ({*np.flatnonzero(side).tolist()} for side in (flags[query], other[row]))
-            listed.append((-score, grade(*sets)))
-        grades = [gain for _, gain in sorted(listed)]
-        ranks = [rank for rank, gain in enumerate(grades, 1) if gain > 0]
-        if ranks:
-            precision = [found / rank for found, rank in enumerate(ranks, 1)]
-            gained, best = (
-                sum(gain / math.log2(1 + rank) for rank, gain in enumerate(order, 1))
-                for order in (grades, sorted(grades, reverse=True))
-            )
-            values[query] = sum(precision) / len(ranks), gained / best
+        kept = [row for row in range(len(columns)) if gallery is not None or row != query]
+        scores = [rows[query] @ columns[row] / np.linalg.norm(columns[row]) for row in kept]
+        sets = ([{*np.flatnonzero(side).tolist()} for side in (flags[query], other[row])] for row in kept)
+        grades = np.array([grade(*both) for both in sets])
+        if grades.any():
+            values[query] = average_precision_score(grades > 0, scores), ndcg_score([grades], [scores])
     return values
 
 

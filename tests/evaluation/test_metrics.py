@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 from testing.listing import ITEMS, Item, expected, ranks_of, read
 
-from aurank.evaluation import evaluate, metrics
+from aurank.evaluation import metrics
 from aurank.evaluation.evaluate import build_report
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -126,38 +126,6 @@ def test_macro_is_the_mean_over_classes_of_class_means() -> None:
     assert report.metrics["macro:mauprc"] == pytest.approx(((1 + 1 / 2 + 1) / 3 + 1 / 3) / 2, abs=1e-15)
     assert report.metrics["recall@1"] == 2 / 4
     assert report.metrics["macro:recall@1"] == (2 / 3 + 0) / 2
-
-
-def revisited(positions: np.ndarray, junk: np.ndarray, ks: tuple[int, ...]) -> tuple[float, list[float]]:
-    """AP and precision at each k of one query as the revisited Oxford and Paris define them, from places in a list.
-
-    Junk is taken out of the list, and the list ends with its last positive.
-    """
-    positions = np.array([place - int((junk < place).sum()) for place in np.sort(positions)])
-    area = 0.0
-    for found, place in enumerate(positions):
-        before = 1.0 if place == 0 else found / place
-        area += (before + (found + 1) / (place + 1)) / (2 * len(positions))
-    cuts = [min(int(positions.max()) + 1, k) for k in ks]
-    return area, [int((positions < cut).sum()) / cut for cut in cuts]
-
-
-def test_trapezoids_and_precision_to_the_last_positive_are_those_of_the_revisited_landmarks() -> None:
-    chance = np.random.default_rng(2)
-    queries, gallery = chance.normal(size=(6, 4)), chance.normal(size=(40, 4))
-    kinds = chance.choice(["positive", "junk", "negative"], size=(6, 40), p=[0.2, 0.2, 0.6])
-    pairs = {kind: np.argwhere(kinds == kind) for kind in ("positive", "junk")}
-    names = ["trapezoid_ap", "precision@1(last)", "precision@5(last)", "precision@10(last)"]
-    report = evaluate(
-        queries, gallery=gallery, positives=pairs["positive"], ignore=pairs["junk"], metrics=names, distance="dot"
-    )
-    found = []
-    for row in range(6):
-        order = np.argsort(-(gallery @ queries[row]))
-        places = {kind: np.flatnonzero(kinds[row][order] == kind) for kind in ("positive", "junk")}
-        area, precisions = revisited(places["positive"], places["junk"], (1, 5, 10))
-        found.append([area, *precisions])
-    assert [report.metrics[name] for name in names] == pytest.approx(np.mean(found, axis=0).tolist(), abs=1e-12)
 
 
 def test_metrics_are_chosen_by_name_each_once() -> None:
