@@ -25,13 +25,6 @@ def precision_at_recall(items: list[Item], recall: Fraction, *, interpolated: bo
     return max(reached) if interpolated else reached[0]
 
 
-def test_eleven_points_worked_by_hand() -> None:
-    # Precision 1 up to recall 1/2, then 2/3; and 1/2 throughout.
-    curve = precision_recall_curve(ranks_of([read("+ - + - -"), read("- + -")]), points=11)
-    assert curve.recall.tolist() == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
-    assert curve.precision == pytest.approx([3 / 4] * 6 + [7 / 12] * 5, abs=1e-12)
-
-
 def test_a_recall_of_three_tenths_asks_for_three_of_ten_positives() -> None:
     ranks = ranks_of([read("+ + + - " + "+ " * 7)])
     for points in (11, 101):

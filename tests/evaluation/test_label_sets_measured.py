@@ -157,11 +157,7 @@ def test_the_table_by_class_counts_a_query_for_each_of_its_labels(tmp_path: Path
             for least in (0, -0.5, 1.01, "0", "nan", np.inf)
         ),
         (None, "any", "positives compares labels: give labels"),
-        (
-            [0, 0, 1, 1],
-            lambda a, b: np.ones(4),
-            r"positives returned float64 \(4,\).*: return a truth",
-        ),
+        ([0, 0, 1, 1], lambda a, b: np.ones(4), r"positives returned float64 \(4,\).*: return a truth"),
         ([0, 0, 1, 1], lambda a, b: np.full((len(a), len(b)), 2.0), "out of range: return a truth value, or a number"),
         ([0, 0, 1, 1], lambda a, b: np.full((len(a), len(b)), np.nan), "out of range: return a truth value"),
         ([0, 0, 1, 1], lambda a, b: None, "positives returned object"),

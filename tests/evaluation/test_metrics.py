@@ -36,15 +36,6 @@ def test_every_definition_has_its_worked_value_in_the_docs() -> None:
 
 
 BY_HAND = [
-    ("+ - + - -", "mauprc", (1 + 2 / 3) / 2),
-    ("+ - + - -", "map@1(min)", 1.0),
-    ("+ - + - -", "map@1(r)", 1 / 2),
-    ("+ - + - -", "map@3(min)", (1 + 2 / 3) / 2),
-    ("+ - + - -", "map@2(r)", 1 / 2),
-    ("+ - + - -", "ndcg@2", 1 / (1 + 1 / log2(3))),
-    ("+ - + - -", "ndcg@1", 1.0),
-    ("- + - + -", "ndcg@1", 0.0),
-    ("- + - + -", "map@1(min)", 0.0),
     # k beyond R and beyond the gallery: nothing is left to find, and only precision divides by k itself
     ("+ - + - -", "recall@100", 1.0),
     ("+ - + - -", "precision@100", 2 / 100),
@@ -55,18 +46,9 @@ BY_HAND = [
     (f"+ - + {'-' * 7}", f"map@{10**30}(min)", (1 + 2 / 3) / 2),
     # a duplicate of a positive among the negatives ties with it, and stands ahead
     ("+- +", "recall@1", 0.0),
-    ("+- +", "mrr", 1 / 2),
     ("+- +", "auroc", 0.0),
-    ("++ -", "mauprc", 1.0),
-    ("- + - +", "coverage@1", 0.0),
-    ("- + - +", "coverage@3", 1 / 2),
     ("- + - +", "coverage@100", 1.0),
-    ("- + - +", "mrr@1", 0.0),
-    ("- + - +", "mrr@2", 1 / 2),
-    ("- + - +", "trapezoid_ap", ((0 + 1 / 2) + (1 / 3 + 2 / 4)) / 2 / 2),
     ("+ + -", "trapezoid_ap", 1.0),
-    ("- + - + -", "precision@1(last)", 0.0),
-    ("- + - + -", "precision@3(last)", 1 / 3),
     ("- + - + -", "precision@5(last)", 2 / 4),
     ("+ + -", "precision@10(last)", 1.0),
     # nothing but positives
@@ -100,21 +82,6 @@ def test_average_precision_is_that_of_scikit_learn(items: list[Item]) -> None:
     scores, positive = zip(*items, strict=True)
     value = average_precision_score(np.array(positive, dtype=int), np.array(scores))
     assert metrics.average_precision(ranks_of([items])) == pytest.approx([value], abs=1e-12)
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@given(items=ITEMS, seed=st.integers(0, 1000))
-def test_the_tie_rules_bound_the_threshold_and_every_order_of_tied_items(items: list[Item], seed: int) -> None:
-    ranks = ranks_of([items])
-    low, middle, high = (
-        float(metrics.average_precision(ranks, ties=rule)[0]) for rule in ("pessimistic", "threshold", "optimistic")
-    )
-    assert low <= middle <= high
-    chance = np.random.default_rng(seed)
-    shuffled = sorted(items, key=lambda item: (-item[0], chance.random()))
-    value = average_precision_score([int(is_positive) for _, is_positive in shuffled], -np.arange(len(items)))
-    assert low - 1e-12 <= value <= high + 1e-12
 
 
 def test_macro_is_the_mean_over_classes_of_class_means() -> None:

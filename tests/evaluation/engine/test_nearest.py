@@ -13,23 +13,11 @@ from aurank.evaluation.inputs import RetrievalProblem
 PROBLEM = RetrievalProblem(np.random.default_rng(2).integers(-2, 3, (24, 6)).astype(np.float32), np.arange(24) % 6)
 
 
-def test_queries_without_a_positive_have_no_lists() -> None:
-    assert nearest_rows(RetrievalProblem(np.eye(3), [0, 1, 2]), 1).row.shape == (0, 1)
-
-
 def test_a_shorter_list_ends_in_minus_one_and_nan() -> None:
     found = nearest_rows(RetrievalProblem(np.eye(4)[:3] + 0.1, [0, 0, 1]), 5)
     assert found.row.tolist() == [[2, 1, -1], [2, 0, -1]]
     assert np.isnan(found.score[:, 2]).all()
     assert not found.is_positive[:, 2].any()
-
-
-def test_a_collapsed_model_lists_negatives_first_in_gallery_order() -> None:
-    labels = np.arange(400) // 4
-    found = nearest_rows(RetrievalProblem(np.ones((400, 8), np.float32), labels), 10)
-    assert found.row[0].tolist() == list(range(4, 14))
-    assert found.row[399].tolist() == list(range(10))
-    assert not found.is_positive.any()
 
 
 def test_close_scores_are_told_apart_beyond_float32() -> None:

@@ -67,11 +67,6 @@ def test_tiles_of_odd_sizes_pass_from_float32_to_float64() -> None:
     assert same(positive_ranks(*sides, distance="dot", max_memory="4MiB"), reference)
 
 
-def test_lone_queries_alone_leave_empty_ranks() -> None:
-    ranks = positive_ranks(np.eye(3), [1, 2, 3])
-    assert (len(ranks.query), ranks.num_lone_queries, ranks.offset.tolist()) == (0, 3, [0])
-
-
 def test_extreme_lengths_are_normalised_and_impossible_ones_named() -> None:
     embeddings, labels = mixed(rows=90, seed=4)
     reference = positive_ranks(embeddings, labels)

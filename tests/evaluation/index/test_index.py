@@ -12,7 +12,6 @@ import pytest
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Index, neighbours
 from aurank.evaluation.index import neighbours as module
-from aurank.evaluation.index import neighbours as saving
 
 KINDS = ["Flat", "HNSW8", "IVF4,Flat; nprobe=2", "IVF4,PQ4x4", "PCA4,IVF4,PQ4x4; nprobe=4"]
 on_gpu = pytest.mark.skipif(faiss.get_num_gpus() == 0, reason="faiss sees no GPU")
@@ -160,9 +159,9 @@ def test_both_files_stay_whole_when_writing_fails(tmp_path: Path, monkeypatch: p
     def fsync(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving, "hashlib", SimpleNamespace(sha256=Full))
+    monkeypatch.setattr(module, "hashlib", SimpleNamespace(sha256=Full))
     if full == "json":
-        monkeypatch.setattr(saving, "os", SimpleNamespace(fsync=fsync))
+        monkeypatch.setattr(module, "os", SimpleNamespace(fsync=fsync))
     with pytest.raises(AurankError, match="No space left"):
         Index.build(rows(1, 20), device="cpu").save(tmp_path / "index")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
