@@ -1,7 +1,7 @@
 """The gradient cache: the gradients of a plain step, in the memory of one chunk."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -134,48 +134,6 @@ def test_autocast_is_repeated_in_the_second_pass(around_all):
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_two_views_are_embedded_one_after_the_other_and_go_backward_together():
-    encoder = make_encoder(stateful=False)
-    cache = GradientCache(encoder.eval(), micro_batch=5)
-    views = images(), images().flip(3)
-    (cache.embed(views[0]) * cache.embed(views[1])).sum().backward()
-    cache.backward()
-    found = [parameter.grad.clone() for parameter in encoder.parameters()]
-    encoder.zero_grad()
-    (encoder(views[0]) * encoder(views[1])).sum().backward()
-    for one, parameter in zip(found, encoder.parameters(), strict=True):
-        torch.testing.assert_close(one, parameter.grad, rtol=1e-10, atol=1e-12)
-
-
-def test_processes_exchange_gradients_with_the_last_chunk_only():
-    told: list[str] = []
-
-    class Parallel(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-            self.synchronised = True
-
-        @contextlib.contextmanager
-        def no_sync(self) -> Iterator[None]:
-            self.synchronised = False
-            yield
-            self.synchronised = True
-
-        def forward(self, batch: Tensor) -> Tensor:
-            if torch.is_grad_enabled():
-                told.append("forward, exchanged" if self.synchronised else "forward")
-            return self.module(batch)
-
-    def backward(value: Tensor) -> None:
-        told.append("backward, exchanged" if encoder.synchronised else "backward")
-        value.backward()
-
-    encoder = Parallel(make_encoder(stateful=False))
-    cached(encoder, images(), 8, backward=backward)
-    assert told == ["forward", "backward"] * 2 + ["forward, exchanged", "backward, exchanged"]
-
-
 @pytest.mark.parametrize(
     ("batch", "micro_batch", "sizes"), [(10, 4, [4, 3, 3]), (9, 8, [5, 4]), (7, 2, [3, 2, 2]), (1, 2, [1])]
 )
@@ -196,9 +154,6 @@ def test_what_cannot_be_done_is_refused():
     cache.embed(torch.randn(4, 3))
     with pytest.raises(UserError, match="no gradient of the embeddings"):
         cache.backward()
-
-
-# -- train.micro_batch and memory in the loop
 
 
 @pytest.mark.slow

@@ -117,8 +117,6 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     assert report.metrics == result.report.metrics
 
 
-# -- Hard negatives in the loop: mined from the weights as they stand, in checkpoints, whatever the workers
-
 HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 5, "num_neighbours": 7}}
 
 
