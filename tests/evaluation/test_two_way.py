@@ -18,7 +18,7 @@ def slow_recall(
     queries: np.ndarray, query_ids: list[int], gallery: np.ndarray, gallery_ids: list[int], labels: list[int], k: int
 ) -> float:
     """Recall@k by the definition: items by id, labels of an item from all its pairs, one list after the other."""
-    query, other = first_rows(query_ids), first_rows(gallery_ids)
+    query, other = ({number: ids.index(number) for number in ids} for ids in (query_ids, gallery_ids))
     query_labels, other_labels = labels_of(query_ids, labels), labels_of(gallery_ids, labels)
     hits = []
     for number, row in query.items():
@@ -26,10 +26,6 @@ def slow_recall(
         best = sorted(scores, key=lambda name: -scores[name])[:k]
         hits.append(any(query_labels[number] & other_labels[name] for name in best))
     return sum(hits) / len(hits)
-
-
-def first_rows(ids: list[int]) -> dict[int, int]:
-    return {number: ids.index(number) for number in ids}
 
 
 def labels_of(ids: list[int], labels: list[int]) -> dict[int, set[int]]:

@@ -1,8 +1,6 @@
 """The gradient cache: the gradients of a plain step, in the memory of one chunk."""
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,18 +54,18 @@ def ranking_loss(embeddings: Tensor) -> Tensor:
     return loss * (1 + torch.rand(()))  # a loss may draw as well
 
 
-def plain(encoder: nn.Module, batch: Tensor, chunks: int, loss: Callable[[Tensor], Tensor] = ranking_loss) -> Tensor:
+def plain(encoder: nn.Module, batch: Tensor, chunks: int) -> Tensor:
     """The embeddings of a plain step, whose gradients are added to the encoder's."""
     embeddings = torch.cat([encoder(chunk) for chunk in batch.tensor_split(chunks)])
-    loss(embeddings).backward()
+    ranking_loss(embeddings).backward()
     return embeddings.detach()
 
 
-def cached(encoder: nn.Module, batch: Tensor, micro_batch: int, **options: Any) -> Tensor:
+def cached(encoder: nn.Module, batch: Tensor, micro_batch: int) -> Tensor:
     cache = GradientCache(encoder, micro_batch)
     embeddings = cache.embed(batch)
     ranking_loss(embeddings).backward()
-    cache.backward(**options)
+    cache.backward()
     return embeddings.detach()
 
 

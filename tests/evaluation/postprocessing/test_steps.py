@@ -172,8 +172,4 @@ def test_reordered_lists_are_counted_as_by_hand(seed: int, depth: int) -> None:
     same = labels[:, None] == labels
     left_out = np.eye(40, dtype=bool) | (same & (groups[:, None] == groups) & (groups >= 0))
     expected = ranks_by_scores(combined, same, left_out)
-    assert found.query.tolist() == list(expected)
-    for place, query in enumerate(found.query.tolist()):
-        here = slice(found.offset[place], found.offset[place + 1])
-        columns = (found.positive, found.higher, found.tied, found.at_least)
-        assert list(zip(*(one[here].tolist() for one in columns), strict=True)) == expected[query]
+    assert as_listed(found) == expected
