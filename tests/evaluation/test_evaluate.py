@@ -1,6 +1,5 @@
 """What evaluate refuses, leaves out and notes."""
 
-
 import numpy as np
 import pytest
 

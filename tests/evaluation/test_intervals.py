@@ -20,9 +20,8 @@ def per_query(values: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
 def data(seed: int, *, classes: int = 30) -> tuple[np.ndarray, np.ndarray]:
     chance = np.random.default_rng(seed)
     labels = chance.integers(0, classes, 10 * classes)
-    return np.clip(
-        0.5 + 0.2 * chance.normal(size=classes)[labels] + 0.1 * chance.normal(size=len(labels)), 0, 1
-    ), labels
+    values = 0.5 + 0.2 * chance.normal(size=classes)[labels] + 0.1 * chance.normal(size=len(labels))
+    return np.clip(values, 0, 1), labels
 
 
 def interval(values: np.ndarray, labels: np.ndarray, **options: Any) -> tuple[float, float]:

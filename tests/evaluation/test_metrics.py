@@ -84,17 +84,6 @@ def test_average_precision_is_that_of_scikit_learn(items: list[Item]) -> None:
     assert metrics.average_precision(ranks_of([items])) == pytest.approx([value], abs=1e-12)
 
 
-def test_macro_is_the_mean_over_classes_of_class_means() -> None:
-    lists = [read("+ -"), read("- +"), read("+ -"), read("- - +")]
-    names = ["macro:mauprc", "mauprc", "macro:recall@1", "recall@1"]
-    report = build_report(ranks_of(lists), labels=np.array([7, 7, 7, -2]), metrics=names)
-    assert list(report.metrics) == names
-    assert report.metrics["mauprc"] == pytest.approx((1 + 1 / 2 + 1 + 1 / 3) / 4, abs=1e-15)
-    assert report.metrics["macro:mauprc"] == pytest.approx(((1 + 1 / 2 + 1) / 3 + 1 / 3) / 2, abs=1e-15)
-    assert report.metrics["recall@1"] == 2 / 4
-    assert report.metrics["macro:recall@1"] == (2 / 3 + 0) / 2
-
-
 def test_metrics_are_chosen_by_name_each_once() -> None:
     names = ["ndcg@10", "map@5(r)", "ndcg@10", "minp"]
     assert metrics.check_names(names) == ("ndcg@10", "map@5(r)", "minp")

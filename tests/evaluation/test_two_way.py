@@ -111,12 +111,8 @@ def test_a_report_comes_back_from_its_folder_and_says_chance(tmp_path: Path) -> 
     assert saved["metrics"] == report.metrics
     assert saved["chance"]["image_to_text/recall@1"] == report.chance["image_to_text"][1]
     lines = str(report).splitlines()
-    assert lines[0].split() == [
-        "image_to_text/recall@1",
-        f"{report.recall['image_to_text'][1]:.4f}",
-        "(chance",
-        "0.2778)",
-    ]
+    found = f"{report.recall['image_to_text'][1]:.4f}"
+    assert lines[0].split() == ["image_to_text/recall@1", found, "(chance", "0.2778)"]
     assert len(lines) == 8
     with pytest.raises(UserError, match=r"image_to_text\.json: .*No such file"):
         TwoWayReport.load(tmp_path)
@@ -124,10 +120,8 @@ def test_a_report_comes_back_from_its_folder_and_says_chance(tmp_path: Path) -> 
 
 def test_zero_shot_gives_each_image_the_class_of_the_nearest_mean_prompt() -> None:
     generator = np.random.default_rng(0)
-    images, named = (
-        generator.normal(size=(30, 6)),
-        generator.normal(size=(7, 3, 6)) * generator.uniform(1, 9, (7, 3, 1)),
-    )
+    images = generator.normal(size=(30, 6))
+    named = generator.normal(size=(7, 3, 6)) * generator.uniform(1, 9, (7, 3, 1))
     labels = generator.integers(0, 7, 30)
     classes = np.stack([sum(row / np.linalg.norm(row) for row in prompt) for prompt in named])
     scores = images @ (classes / np.linalg.norm(classes, axis=1, keepdims=True)).T

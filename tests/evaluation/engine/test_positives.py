@@ -36,14 +36,9 @@ def sorted_lists(problem: RetrievalProblem, distance: str) -> dict[int, list[tup
 
 def counted(items: list[tuple[int, bool, int]]) -> list[tuple[int, int, int, int]]:
     """(positive, higher, tied, at least) of each positive of a list."""
-    mine, others = ([score for score, positive, _ in items if positive is wanted] for wanted in (True, False))
+    mine, others = (np.array([score for score, positive, _ in items if positive == wanted]) for wanted in (True, False))
     return [
-        (
-            row,
-            sum(other < score for other in others),
-            sum(other == score for other in others),
-            sum(other <= score for other in mine),
-        )
+        (row, int((others < score).sum()), int((others == score).sum()), int((mine <= score).sum()))
         for score, positive, row in items
         if positive
     ]

@@ -90,9 +90,8 @@ def test_the_callers_precision_settings_change_nothing_and_come_back() -> None:
         torch.set_default_dtype(torch.float64)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             ranks = positive_ranks(torch.from_numpy(values), labels)
-            assert (
-                torch.ones(2, 2, dtype=torch.float32) @ torch.ones(2, 2, dtype=torch.float32)
-            ).dtype == torch.bfloat16
+            single = torch.ones(2, 2, dtype=torch.float32)
+            assert (single @ single).dtype == torch.bfloat16
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_default_dtype(torch.float32)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import faiss
 import numpy as np
 import pytest
+from oracles.brute_force import all_scores
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Index, neighbours
@@ -21,19 +22,10 @@ def rows(seed: int, count: int = 200, dim: int = 8) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
 
 
-def similarities(queries: np.ndarray, gallery: np.ndarray, distance: str) -> np.ndarray:
-    queries, gallery = queries.astype(np.float64), gallery.astype(np.float64)
-    if distance == "euclidean":
-        return np.array([[-((query - row) ** 2).sum() for row in gallery] for query in queries])
-    if distance == "cosine":
-        queries, gallery = (side / np.linalg.norm(side, axis=1)[:, None] for side in (queries, gallery))
-    return queries @ gallery.T
-
-
 @pytest.mark.parametrize("distance", ["cosine", "dot", "euclidean"])
 def test_a_flat_index_finds_what_brute_force_finds(distance: str) -> None:
     gallery, queries = rows(0), rows(1, 30)
-    expected = similarities(queries, gallery, distance)
+    expected = all_scores(queries, gallery, distance)
     found = Index.build(gallery, distance=distance, device="cpu").search(queries, 7)
     order = np.argsort(-expected, axis=1)[:, :7]
     assert found.row.tolist() == order.tolist()

@@ -9,13 +9,9 @@ from oracles import selection as oracles
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import normalize
 
-from aurank.arrays import MappedRows, Rows
+from aurank.arrays import MappedRows
 from aurank.evaluation.index import neighbours, overview
 from aurank.evaluation.index.overview import class_cosines, farthest_first, plane
-
-
-def distance_to_nearest(rows: Rows, centres: np.ndarray) -> np.ndarray:
-    return 1 - class_cosines(rows, centres, np.zeros(len(centres), np.int64), 1)[0][:, 0]
 
 
 @pytest.mark.parametrize("known", [0, 1, 7])
@@ -26,7 +22,8 @@ def test_the_farthest_first_are_those_of_a_loop(known: int, in_parts: bool, monk
     centres = rng.standard_normal((known, 5)).astype(np.float32)
     monkeypatch.setattr(neighbours, "BLOCK", 7 * 5)  # in several pieces
     given = MappedRows([rows[:25], rows[25:]]) if in_parts else rows
-    covered = distance_to_nearest(given, centres) if known else np.inf
+    labels = np.zeros(known, np.int64)
+    covered = 1 - class_cosines(given, centres, labels, 1)[0][:, 0] if known else np.inf
     chosen, distance = farthest_first(given, 20, covered)
     expected, gaps = oracles.farthest_first(rows, 20, centres)
     assert chosen.tolist() == expected
