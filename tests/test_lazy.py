@@ -38,41 +38,45 @@ def test_a_table_lists_its_names_without_importing_them_and_takes_further_ones()
         table["dumps"]
 
 
-@pytest.mark.slow
-def test_saved_embeddings_are_measured_without_training_albumentations_or_timm(tmp_path: Path) -> None:
-    np.savez(tmp_path / "rows.npz", embeddings=np.eye(2)[[0, 0, 1, 1]], labels=[5, 5, 6, 6])
-    code = """
-import sys
-import aurank.commands
+LATE = {
+    "saved embeddings are measured without training, albumentations or timm": """
 unwanted = {"aurank.training", "albumentations", "timm"}
+import aurank.commands
 assert not unwanted & sys.modules.keys()
 from aurank.cli import main
 sys.argv = ["aurank", "evaluate", "--model", "embeddings:rows.npz", "--out", "out"]
 main()
-assert not unwanted & sys.modules.keys()
-"""
+""",
+    "losses are listed without torch and used without timm": """
+import aurank.losses
+assert "soprc" in aurank.losses.LOSSES and "hdc" in aurank.losses.MINERS and "SOPRCLoss" in dir(aurank.losses)
+assert "torch" not in sys.modules
+assert {name: getattr(aurank.losses, name) for name in aurank.losses.__all__}
+unwanted = {"timm", "torchvision"}
+""",
+    "commands import drawing, statistics and tables where they use them": """
+from aurank.commands import ImageIndex, build_index, calibrate_model, evaluate_model, search_photos
+from aurank.training import read_config
+read_config("digits/soprc")
+unwanted = {"matplotlib", "sklearn", "numba", "pandas", "pyarrow", "timm", "torchvision", "accelerate"}
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LATE)
+def test_what_is_heavy_is_imported_late(name: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", embeddings=np.eye(2)[[0, 0, 1, 1]], labels=[5, 5, 6, 6])
+    code = f"import sys\n{LATE[name]}\nassert not unwanted & sys.modules.keys(), unwanted & sys.modules.keys()"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment)
-    assert (tmp_path / "out" / "report.json").exists()
+    assert (tmp_path / "out" / "report.json").exists() is ("measured" in name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(KNOWN_BACKBONES - {"none"}))
 def test_a_backbone_that_is_taken_as_known_is_timms(name: str) -> None:
     assert wrong_names(name, {}) == {}
-
-
-@pytest.mark.slow
-def test_listing_losses_imports_no_torch_and_using_one_no_timm() -> None:
-    code = """
-import sys
-import aurank.losses
-assert "soprc" in aurank.losses.LOSSES and "hdc" in aurank.losses.MINERS and "SOPRCLoss" in dir(aurank.losses)
-assert "torch" not in sys.modules
-assert {name: getattr(aurank.losses, name) for name in aurank.losses.__all__}
-assert not {"timm", "torchvision"} & sys.modules.keys()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_folder_has_the_name_of_something_public_beside_it() -> None:
@@ -103,19 +107,6 @@ REFUSED = {
     "tune digits/soprc --out new": "aurank tune needs optuna",
     "serve index": "needs faiss",
 }
-
-
-@pytest.mark.slow
-def test_commands_import_drawing_statistics_and_tables_where_they_use_them() -> None:
-    code = """
-import sys
-from aurank.commands import ImageIndex, build_index, calibrate_model, evaluate_model, search_photos
-from aurank.training import read_config
-read_config("digits/soprc")
-late = {"matplotlib", "sklearn", "numba", "pandas", "pyarrow", "timm", "torchvision", "accelerate"}
-assert not late & sys.modules.keys(), late & sys.modules.keys()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ from pytorch_metric_learning.miners import MultiSimilarityMiner
 from ruamel.yaml import YAML
 from testing.inputs import items
 from testing.pages import LANGUAGES, ROOT, Block, blocks, commands, write_world
+from testing.processes import Shell
 from testing.runs import tiny_config
 from testing.trees import publish_small_sizes
 
 import aurank
-from aurank import cli
 from aurank.commands.benchmarks.benchmark import BenchmarkSpec
 from aurank.config import load_config
 from aurank.losses import SmoothAPLoss
@@ -65,17 +65,6 @@ def inside(world: tuple[Path, TrainResult], monkeypatch: pytest.MonkeyPatch) -> 
     return result
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    """Run `aurank` with these words; it has to end without an error."""
-    monkeypatch.setattr(sys, "argv", ["aurank", *words])
-    code: Any = 0
-    try:
-        cli.main()
-    except SystemExit as ended:
-        code = ended.code
-    assert not code, " ".join(words)
-
-
 def test_a_block_names_its_language_and_fits_a_screen() -> None:
     for block in blocks():
         assert block.language in LANGUAGES, f"{block}: write ```python, ```yaml, ```sh, or ```text for what is not run"
@@ -86,13 +75,15 @@ def test_a_block_names_its_language_and_fits_a_screen() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(("place", "words"), COMMANDS, ids=[place for place, _ in COMMANDS])
-def test_a_command_is_one(place: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_one(
+    place: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for pattern, replacement in STAND_INS.items():
         words = [re.sub(pattern, replacement, word) for word in words]
     if words[0] == "torchrun":
         words = words[words.index("aurank") :]
     if words[0] == "aurank":
-        run(monkeypatch, *rehearsed(words[1:]))
+        Shell(monkeypatch, capsys).done(*rehearsed(words[1:]))
     elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     elif words[0] == "python" and words[1].endswith(".py"):

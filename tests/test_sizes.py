@@ -41,9 +41,8 @@ def test_what_is_no_size_and_no_time_is_refused(text: str) -> None:
 
 
 def test_amounts_are_written_in_the_largest_unit_that_they_fill() -> None:
-    assert [as_text(count) for count in (0, 1023, 1536, 2**30, 5 * 2**50)] == [
-        *("0 B", "1023 B", "1.5 KiB", "1.0 GiB", "5.0 PiB")
-    ]
+    texts = {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 2**30: "1.0 GiB", 5 * 2**50: "5.0 PiB"}
+    assert {count: as_text(count) for count in texts} == texts
 
 
 def tried(available: int, **environment: str) -> str:

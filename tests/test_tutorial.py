@@ -1,9 +1,7 @@
 """The tutorial runs from its first command to its last, on what those before it left; so do the notebooks."""
 
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import numpy as np
@@ -11,8 +9,7 @@ import pytest
 from nbclient import NotebookClient
 from PIL import Image
 from testing.pages import ROOT, commands
-
-from aurank import cli
+from testing.processes import Shell
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMALL = ["model.backbone=test_efficientnet", "model.pretrained=false", "train.steps=4", "optim.warmup_steps=1"]
@@ -45,18 +42,11 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", words)
-    code: Any = 0
-    try:
-        cli.main()
-    except SystemExit as ended:
-        code = ended.code
-    assert not code or (words[1] == "doctor" and code == 1), " ".join(words)  # noise makes poor photos
-
-
 @pytest.mark.slow
-def test_the_tutorial_runs_from_above(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorial_runs_from_above(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell = Shell(monkeypatch, capsys)
     told = [words for place, words in commands() if place.startswith("docs/tutorial.md")]
     assert len(told) > 12
     written: set[str] = set()
@@ -72,7 +62,8 @@ def test_the_tutorial_runs_from_above(photos: Path, monkeypatch: pytest.MonkeyPa
             continue  # the same again with weights of a file
         elif "--out" in words:
             written.add(out)
-        run(words, monkeypatch)
+        code, _, complaint = shell(*words[1:])
+        assert not code or (words[1] == "doctor" and code == 1), complaint  # noise makes poor photos
     for name in ("mine.yaml", "doctor.html", "before/report.html", "runs/mine/best.safetensors", "compare.html"):
         assert (photos / name).is_file(), name
 

@@ -11,6 +11,7 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as Original
 from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
 from sklearn.metrics import average_precision_score
+from torch.utils.data import TensorDataset
 
 from aurank.evaluation import AccuracyCalculator
 
@@ -126,22 +127,9 @@ def test_queries_without_any_positive_give_nan_as_in_pml(mode: dict[str, bool]) 
     assert len(ours.per_query["query"]) == len(ours.per_query["r_precision"]) == 0
 
 
-class Rows(torch.utils.data.Dataset[Any]):
-    """Embeddings as images, with their labels."""
-
-    def __init__(self, embeddings: torch.Tensor, labels: torch.Tensor) -> None:
-        self.embeddings, self.labels = embeddings, labels
-
-    def __len__(self) -> int:
-        return len(self.embeddings)
-
-    def __getitem__(self, row: int) -> tuple[Any, ...]:
-        return self.embeddings[row], self.labels[row]
-
-
 @pytest.mark.filterwarnings("ignore")  # of PML and its libraries
 def test_a_pml_tester_reports_the_same_numbers() -> None:
-    data = {name: Rows(*clusters(seed)) for seed, name in enumerate(("train", "test", "held"))}
+    data = {name: TensorDataset(*clusters(seed)) for seed, name in enumerate(("train", "test", "held"))}
     splits = [("train", ["train"]), ("test", ["test", "train"]), ("held", ["train"])]
     results = []
     for calculator in (AccuracyCalculator(include=SHARED), Original(include=SHARED, device=CPU)):

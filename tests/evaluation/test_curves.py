@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from testing.listing import ITEMS, Item, groups, ranks_of, read
+from testing.listing import ITEMS, Item, groups, ranks_of
 
 from aurank.evaluation import metrics
 from aurank.evaluation.metrics import mean, precision_recall_curve, random_order_ap
@@ -23,21 +23,6 @@ def precision_at_recall(items: list[Item], recall: Fraction, *, interpolated: bo
         if more_positives and Fraction(positives, count) >= recall:
             reached.append(Fraction(positives, total))
     return max(reached) if interpolated else reached[0]
-
-
-def test_eleven_points_worked_by_hand() -> None:
-    # Precision 1 up to recall 1/2, then 2/3; and 1/2 throughout.
-    curve = precision_recall_curve(ranks_of([read("+ - + - -"), read("- + -")]), points=11)
-    assert curve.recall.tolist() == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
-    assert curve.precision == pytest.approx([3 / 4] * 6 + [7 / 12] * 5, abs=1e-12)
-
-
-def test_a_recall_of_three_tenths_asks_for_three_of_ten_positives() -> None:
-    ranks = ranks_of([read("+ + + - " + "+ " * 7)])
-    for points in (11, 101):
-        curve = precision_recall_curve(ranks, points=points, interpolated=False)
-        first = int(np.argmax(curve.precision < 1))
-        assert first == 3 * (points - 1) // 10 + 1
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What evaluation refuses: each call, and the name that its message holds."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,46 @@ def accuracy(*arrays: Any) -> Any:
     return AccuracyCalculator().get_accuracy(*arrays)
 
 
+FOUR = np.eye(4, dtype=np.float32)
+PAIR = [[0, 1]]
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"labels": [0, 0, 1]}, "query labels have shape .3,"),
+    ({"labels": [0.0, 0.0, 1.0, 1.0]}, "query labels are float64"),
+    ({"labels": np.array([2**63, 1, 1, 1], np.uint64)}, "query labels are uint64"),
+    ({"labels": ["a", "a", "b", 1]}, "query labels are <U21"),
+    ({"labels": None}, "labels are missing"),
+    ({"gallery": FOUR, "gallery_labels": list("abcd")}, "some labels are text"),
+    ({"labels": [0, 1, 2, 3]}, "none of the 4 queries has a positive"),
+    ({"embeddings": np.where(FOUR > 2, FOUR, np.nan)}, "row 0 of the query embeddings holds NaN"),
+    ({"embeddings": FOUR * [[1], [1], [0], [1]]}, "row 2 of the query embeddings is all zeros"),
+    ({"embeddings": FOUR[0]}, "query embeddings have type float32 and shape"),
+    ({"embeddings": FOUR.astype(str)}, "query embeddings have type <U"),
+    ({"gallery": FOUR}, "labels and gallery_labels belong"),
+    ({"gallery": FOUR[:, :2], "gallery_labels": [0] * 4}, "4 columns and the gallery has 2"),
+    ({"gallery": FOUR, "gallery_labels": [0] * 4, "ids": [1, 2, 3, 4]}, "ids and gallery_ids"),
+    ({"gallery": FOUR, "gallery_labels": [0] * 4, "groups": [1, 2, 3, 4]}, "groups and gallery_groups"),
+    ({"gallery": FOUR, "gallery_labels": [0] * 4, "ids": [1, 1, 3, 4], "gallery_ids": range(4)}, "query ids name .* 1"),
+    ({"embeddings": np.ma.masked_equal(FOUR, 1)}, "query embeddings are a masked array with 4 entries"),
+    ({"positives": [[0, 4]]}, "positives names gallery row 4"),
+    ({"ignore": [0, 1]}, "pairs in ignore have shape"),
+    ({"junk": [4]}, "junk names gallery row 4"),
+    ({"junk": [True] * 4}, "all 4 gallery rows are junk"),
+    ({"relevance": [1.0]}, "relevance .*each pair in positives"),
+    ({"positives": PAIR, "relevance": [1.0, 2.0]}, "relevance has shape"),
+    ({"positives": PAIR, "relevance": [0]}, "a number above 0 for each pair"),
+    ({"positives": PAIR * 2, "relevance": [1, 1]}, "positives names a pair twice"),
+    ({"recall_at": (0,)}, "recall_at"),
+    ({"distance": "manhattan"}, "distance must be one of cosine, dot, euclidean"),
+    ({"ties": "random"}, "ties must be one of"),
+    ({"max_memory": "lots"}, "max_memory"),
+    ({"device": "quantum"}, "device must name"),
+    ({"neighbours": -1}, "neighbours must be 0 or more"),
+]
 REFUSED: dict[str, list[tuple[Callable[[], Any], str]]] = {
+    "evaluate": [
+        (partial(aurank.evaluate, **{"embeddings": FOUR, "labels": [0, 0, 1, 1], **change}), message)
+        for change, message in CHANGES
+    ],
     "metrics": [
         (lambda: metrics.average_precision(ranks_of([read("+ -")]), ties="lucky"), "ties .*'lucky'"),
         (lambda: build_report(ranks_of([read("+ -")]), metrics=["macro:mauprc"]), "macro:"),

@@ -1,41 +1,32 @@
 """Bootstrap by class: against a slow loop, against theory; the same digits whatever the order, names and threads."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from testing.listing import ranks_of, read
 
-from aurank.evaluation import Report
 from aurank.evaluation.bootstrap import CELLS, Resampling, drawn_units, resampled_means, unit_terms
+from aurank.evaluation.evaluate import build_report
 
 
-def report_with(values: np.ndarray, labels: np.ndarray | None, *, metrics: tuple[str, ...] = ("mauprc",)) -> Report:
-    """A report of one column of values."""
-    named = {} if labels is None else {"label": labels.astype(np.int64)}
-    return Report(
-        metrics=dict.fromkeys(metrics, float(values.mean())),
-        per_query={"query": np.arange(len(values)), **named, "ap": values},
-        num_queries=len(values),
-        num_lone_queries=0,
-        num_gallery=len(values),
-        ties="threshold",
-        tie_bounds=(0.0, 1.0),
-    )
+def per_query(values: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    return {"query": np.arange(len(values)), "label": labels.astype(np.int64), "ap": values}
 
 
 def data(seed: int, *, classes: int = 30) -> tuple[np.ndarray, np.ndarray]:
     chance = np.random.default_rng(seed)
     labels = chance.integers(0, classes, 10 * classes)
-    return np.clip(
-        0.5 + 0.2 * chance.normal(size=classes)[labels] + 0.1 * chance.normal(size=len(labels)), 0, 1
-    ), labels
+    values = 0.5 + 0.2 * chance.normal(size=classes)[labels] + 0.1 * chance.normal(size=len(labels))
+    return np.clip(values, 0, 1), labels
 
 
-def interval(values: np.ndarray, labels: np.ndarray | None, **options: Any) -> tuple[float, float]:
-    intervals = report_with(values, labels).with_intervals(**options).intervals
-    return intervals.bounds["mauprc"]
+def interval(values: np.ndarray, labels: np.ndarray, **options: Any) -> tuple[float, float]:
+    report = build_report(ranks_of([read("+ -")] * len(values)), labels=labels, metrics=["mauprc"])
+    return replace(report, per_query=per_query(values, labels)).with_intervals(**options).intervals.bounds["mauprc"]
 
 
 @pytest.mark.parametrize("name", ["mauprc", "macro:mauprc"])
@@ -46,7 +37,7 @@ def test_resampled_means_equal_those_of_a_slow_loop_that_draws_classes(name: str
     parts.sort(key=lambda part: (part[1], part[0]))
     drawn = np.random.default_rng(5).integers(len(parts), size=(200, len(parts)))
     slow = [sum(parts[i][0] for i in row) / sum(parts[i][1] for i in row) for row in drawn.tolist()]
-    units, _ = drawn_units(report_with(values, labels).per_query)
+    units, _ = drawn_units(per_query(values, labels))
     (fast,) = resampled_means(unit_terms(name, values, units)[None], resamples=200, seed=5)
     assert fast == pytest.approx(slow, abs=1e-12)
     low, high = Resampling(200, 5, 0.9).interval(fast)

@@ -1,6 +1,5 @@
 """Rows with several labels, against a slow loop over pairs in float64: positives, grades, tables, refusals."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, ndcg_score
 from testing.inputs import held_bytes
 
 import aurank
@@ -51,26 +51,16 @@ def sets_of(flags: np.ndarray) -> list[list[int]]:
 def slow(
     rows: np.ndarray, flags: np.ndarray, gallery: tuple[np.ndarray, np.ndarray] | None, grade: Callable[..., float]
 ) -> dict[int, tuple[float, float]]:
-    """Average precision and nDCG of each query with a positive, by its sorted list."""
+    """Average precision and nDCG of each query with a positive, of scikit-learn."""
     columns, other = gallery or (rows, flags)
     values = {}
     for query in range(len(rows)):
-        listed = []
-        for row in range(len(columns)):
-            if gallery is None and row == query:
-                continue
-            score = rows[query] @ columns[row] / np.linalg.norm(rows[query]) / np.linalg.norm(columns[row])
-            sets = ({*np.flatnonzero(side).tolist()} for side in (flags[query], other[row]))
-            listed.append((-score, grade(*sets)))
-        grades = [gain for _, gain in sorted(listed)]
-        ranks = [rank for rank, gain in enumerate(grades, 1) if gain > 0]
-        if ranks:
-            precision = [found / rank for found, rank in enumerate(ranks, 1)]
-            gained, best = (
-                sum(gain / math.log2(1 + rank) for rank, gain in enumerate(order, 1))
-                for order in (grades, sorted(grades, reverse=True))
-            )
-            values[query] = sum(precision) / len(ranks), gained / best
+        kept = [row for row in range(len(columns)) if gallery is not None or row != query]
+        scores = [rows[query] @ columns[row] / np.linalg.norm(columns[row]) for row in kept]
+        sets = ([{*np.flatnonzero(side).tolist()} for side in (flags[query], other[row])] for row in kept)
+        grades = np.array([grade(*both) for both in sets])
+        if grades.any():
+            values[query] = average_precision_score(grades > 0, scores), ndcg_score([grades], [scores])
     return values
 
 
@@ -89,10 +79,8 @@ def test_positives_and_grades_are_those_of_a_slow_loop(rule: Any, with_gallery: 
 def test_sets_are_flags_of_any_library_or_lists_and_a_function_sees_all_of_them() -> None:
     (rows, flags), (gallery, gallery_flags) = drawn(20), drawn(30)
     expected = aurank.evaluate(rows, flags, gallery, gallery_flags)
-    assert (
-        expected.metrics["ndcg"]
-        != aurank.evaluate(rows, flags, gallery, gallery_flags, positives="any").metrics["ndcg"]
-    )
+    by_any = aurank.evaluate(rows, flags, gallery, gallery_flags, positives="any")
+    assert expected.metrics["ndcg"] != by_any.metrics["ndcg"]
     names = np.array([*"edcba"])
     forms = [
         (torch.from_numpy(flags), torch.from_numpy(gallery_flags)),
@@ -167,11 +155,7 @@ def test_the_table_by_class_counts_a_query_for_each_of_its_labels(tmp_path: Path
             for least in (0, -0.5, 1.01, "0", "nan", np.inf)
         ),
         (None, "any", "positives compares labels: give labels"),
-        (
-            [0, 0, 1, 1],
-            lambda a, b: np.ones(4),
-            r"positives returned float64 \(4,\).*: return a truth",
-        ),
+        ([0, 0, 1, 1], lambda a, b: np.ones(4), r"positives returned float64 \(4,\).*: return a truth"),
         ([0, 0, 1, 1], lambda a, b: np.full((len(a), len(b)), 2.0), "out of range: return a truth value, or a number"),
         ([0, 0, 1, 1], lambda a, b: np.full((len(a), len(b)), np.nan), "out of range: return a truth value"),
         ([0, 0, 1, 1], lambda a, b: None, "positives returned object"),

@@ -60,6 +60,7 @@ FORMS: dict[str, Any] = {
     "list": ROWS.tolist(),
     "tuples": tuple(map(tuple, ROWS)),
     "list of tensors": list(torch.from_numpy(ROWS)),
+    "tensor with a gradient": torch.from_numpy(ROWS).requires_grad_(),
     "pandas": pandas.DataFrame(ROWS),
     "column of pandas": pandas.Series(list(ROWS)),
     "polars": polars.DataFrame(ROWS),

@@ -15,14 +15,6 @@ TIED = read("- ++- ++ ---")  # the list of docs/metrics.md
 FLAT = read("- + - + + - +")
 
 
-@pytest.fixture(scope="module")
-def retrieval() -> Any:
-    pytest.importorskip("torchmetrics")
-    from torchmetrics.functional import retrieval
-
-    return retrieval
-
-
 def value(items: list[Item], name: str) -> float:
     return float(metrics.query_values(ranks_of([items]), name)[0])
 
@@ -52,7 +44,8 @@ def test_scikit_learn_averages_ndcg_over_ties_and_counts_an_auroc_tie_as_half() 
     assert average_precision_score(positive, scores) == pytest.approx(value(TIED, "mauprc"))
 
 
-def test_without_ties_torchmetrics_agrees_by_the_names_of_the_docs(retrieval: Any) -> None:
+def test_without_ties_torchmetrics_agrees_by_the_names_of_the_docs() -> None:
+    retrieval: Any = pytest.importorskip("torchmetrics.functional.retrieval")
     scores, positive = (torch.from_numpy(column) for column in columns(FLAT))
     for name, theirs in {
         "mauprc": retrieval.retrieval_average_precision(scores, positive),

@@ -18,7 +18,7 @@ def slow_recall(
     queries: np.ndarray, query_ids: list[int], gallery: np.ndarray, gallery_ids: list[int], labels: list[int], k: int
 ) -> float:
     """Recall@k by the definition: items by id, labels of an item from all its pairs, one list after the other."""
-    query, other = first_rows(query_ids), first_rows(gallery_ids)
+    query, other = ({number: ids.index(number) for number in ids} for ids in (query_ids, gallery_ids))
     query_labels, other_labels = labels_of(query_ids, labels), labels_of(gallery_ids, labels)
     hits = []
     for number, row in query.items():
@@ -26,10 +26,6 @@ def slow_recall(
         best = sorted(scores, key=lambda name: -scores[name])[:k]
         hits.append(any(query_labels[number] & other_labels[name] for name in best))
     return sum(hits) / len(hits)
-
-
-def first_rows(ids: list[int]) -> dict[int, int]:
-    return {number: ids.index(number) for number in ids}
 
 
 def labels_of(ids: list[int], labels: list[int]) -> dict[int, set[int]]:
@@ -64,6 +60,11 @@ def test_recall_both_ways_is_that_of_lists_made_one_by_one(data: Any, count: int
     for k in (1, 3):
         assert report.recall["image_to_text"][k] == slow_recall(images, image_ids, texts, text_ids, labels, k)
         assert report.recall["text_to_image"][k] == slow_recall(texts, text_ids, images, image_ids, labels, k)
+    alike = [
+        sum(bool(own & other) for other in labels_of(text_ids, labels).values())
+        for _, own in sorted(labels_of(image_ids, labels).items())
+    ]
+    assert report.image_to_text.per_query["num_positives"].tolist() == alike
     values = [value for found in report.recall.values() for value in found.values()]
     assert report.mean_recall == pytest.approx(sum(values) / 4)
     assert report.metrics["text_to_image/recall@3"] == report.recall["text_to_image"][3]
@@ -84,16 +85,6 @@ def test_texts_that_recur_stand_once_or_as_often_as_they_do() -> None:
     assert often.recall["image_to_text"] == {1: 1 / 3, 2: 2 / 3}
     assert "3 pairs of 3 images and 2 texts; each distinct text stands once" in str(once)
     assert "3 pairs of 3 images and 3 texts; texts that recur stand as often as they do" in str(often)
-
-
-def test_an_image_of_several_texts_is_found_by_each_and_finds_any() -> None:
-    images = np.eye(3)[[0, 0, 1]]
-    texts = np.eye(3)[[0, 2, 1]]
-    report = two_way(images, texts, [0, 1, 2], image_ids=[5, 5, 6], recall_at=(1,), backend="torch")
-    assert report.image_to_text.num_queries == 2
-    assert report.image_to_text.per_query["num_positives"].tolist() == [2, 1]
-    assert report.recall["image_to_text"] == {1: 1.0}
-    assert report.recall["text_to_image"][1] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("k", [2, 9])
@@ -120,12 +111,8 @@ def test_a_report_comes_back_from_its_folder_and_says_chance(tmp_path: Path) -> 
     assert saved["metrics"] == report.metrics
     assert saved["chance"]["image_to_text/recall@1"] == report.chance["image_to_text"][1]
     lines = str(report).splitlines()
-    assert lines[0].split() == [
-        "image_to_text/recall@1",
-        f"{report.recall['image_to_text'][1]:.4f}",
-        "(chance",
-        "0.2778)",
-    ]
+    found = f"{report.recall['image_to_text'][1]:.4f}"
+    assert lines[0].split() == ["image_to_text/recall@1", found, "(chance", "0.2778)"]
     assert len(lines) == 8
     with pytest.raises(UserError, match=r"image_to_text\.json: .*No such file"):
         TwoWayReport.load(tmp_path)
@@ -133,10 +120,8 @@ def test_a_report_comes_back_from_its_folder_and_says_chance(tmp_path: Path) -> 
 
 def test_zero_shot_gives_each_image_the_class_of_the_nearest_mean_prompt() -> None:
     generator = np.random.default_rng(0)
-    images, named = (
-        generator.normal(size=(30, 6)),
-        generator.normal(size=(7, 3, 6)) * generator.uniform(1, 9, (7, 3, 1)),
-    )
+    images = generator.normal(size=(30, 6))
+    named = generator.normal(size=(7, 3, 6)) * generator.uniform(1, 9, (7, 3, 1))
     labels = generator.integers(0, 7, 30)
     classes = np.stack([sum(row / np.linalg.norm(row) for row in prompt) for prompt in named])
     scores = images @ (classes / np.linalg.norm(classes, axis=1, keepdims=True)).T

@@ -18,6 +18,16 @@ def exact_score(left: np.ndarray, right: np.ndarray) -> float:
     return math.fsum((left * right).tolist()) / lengths
 
 
+def all_scores(queries: np.ndarray, gallery: np.ndarray, distance: str) -> np.ndarray:
+    """Every pair in float64."""
+    queries, gallery = queries.astype(np.float64), gallery.astype(np.float64)
+    if distance == "euclidean":
+        return np.asarray(-((queries[:, None] - gallery[None]) ** 2).sum(axis=2))
+    if distance == "cosine":
+        queries, gallery = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in (queries, gallery))
+    return np.asarray(queries @ gallery.T)
+
+
 def left_out(problem: RetrievalProblem, query: int, row: int) -> tuple[bool, bool]:
     """Whether a gallery row is left out of a query's list, and whether it is a positive; by the definition."""
     alone = problem.gallery is None

@@ -142,9 +142,6 @@ def test_another_model_than_made_the_embeddings_is_refused(photos: Path, tmp_pat
                 evaluate_model(f"aurank:{out}/best", ImageSelection(f"embeddings:{photos}/rows.npz"))
 
 
-# -- Heads on embeddings of image towers of transformers: one network with the backbone that made them
-
-
 @pytest.fixture(scope="module")
 def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dinov2")

@@ -10,10 +10,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 from testing.galleries import broken_photos
-from testing.runs import records, tiny_config, train_and_listen
+from testing.runs import records, tiny_config, train_and_listen, trainer_of
 
 import aurank
 from aurank.commands import embed_model, evaluate_model
+from aurank.data import view_keys
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
 from aurank.embedding.build import build_dataset, build_encoder, fill_preprocessing
@@ -24,7 +25,7 @@ from aurank.models import Encoder
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
 from aurank.training.state import seed_everything
-from aurank.training.trainer import Trainer, build_trainer
+from aurank.training.trainer import build_trainer
 from aurank.training.watch import collapse_signs
 
 
@@ -98,24 +99,19 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path, monkeypat
         train={"steps": 1, "accumulate": 2, "validate_every": 1, "checkpoint_every": 1},
     )
     aurank.train(config, tmp_path / "out")
-    settings = read_config(config)
-    torch.manual_seed(settings.seed)
-    trainer = Trainer(settings, build_splits(settings))
-    seed_everything(settings.seed)
-    initial = build_encoder(settings.model, channels=settings.data.channels).state_dict()
-    trainer.model.load_state_dict(initial)
+    seed_everything(config["seed"])
+    trainer = trainer_of(config)
     position = trainer.sampler.iterate(0, 0)
     for _ in range(2):
         epoch, _, rows = next(position)
-        items = [trainer.train_data[(int(row), epoch, 0)] for row in rows]
-        images, labels = torch.stack([item[0] for item in items]), torch.tensor([int(item[1]) for item in items])
-        (trainer.loss(trainer.model(trainer.train_data.to_input(images)), labels) / 2).backward()
-    expected = {name: value.detach() for name, value in trainer.model.named_parameters()}
+        batch = trainer.train_data.__getitems__(view_keys(rows, epoch))
+        embeddings = trainer.model(trainer.train_data.to_input(batch.image))
+        (trainer.loss(embeddings, batch.label) / 2).backward()
     momentum_step = 0.1 * 1.9  # Nesterov's first step moves by (1 + momentum) times the gradient
     final = load_checkpoint(tmp_path / "out" / "last.safetensors")["encoder"]
     for name, parameter in trainer.model.named_parameters():
         if parameter.grad is not None:
-            moved = expected[name] - momentum_step * parameter.grad
+            moved = parameter.detach() - momentum_step * parameter.grad
             torch.testing.assert_close(final[name], moved, rtol=1e-4, atol=1e-6)
 
 
@@ -215,9 +211,6 @@ def test_what_measures_is_tried_before_the_first_step(tmp_path, monkeypatch):
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
 
 
-# -- Unreadable images under data.on_error=skip: counted, told, and no batch fails for want of them
-
-
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 @pytest.mark.slow
 def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_skipped(tmp_path):
@@ -242,9 +235,6 @@ def test_a_training_set_without_readable_images_ends_the_run(tmp_path):
         path.write_bytes(b"broken")
     with pytest.raises(UserError, match=r"no batch of a whole epoch of photos has two readable images \(16 of 16"):
         aurank.train(config, tmp_path / "out")
-
-
-# -- train.compile, and what goes with it
 
 
 @pytest.mark.slow

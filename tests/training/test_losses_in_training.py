@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import aurank
 from aurank.data import HierarchicalSampler
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.errors import AurankError, AurankWarning
+from aurank.errors import AurankWarning
 from aurank.losses import LOSSES, MINERS, CLIPLoss, HierarchicalAPLoss, ISogCLRLoss, SogCLRLoss
 from aurank.losses.wrappers.cross_batch import CrossBatchMemory
 from aurank.losses.wrappers.multiple import MultipleLosses
@@ -126,24 +126,15 @@ def test_embedding_anew_changes_nothing_and_keeps_the_mode(training):
 
 
 @pytest.mark.slow
-def test_the_state_of_a_miner_is_saved_and_resumed(tmp_path, monkeypatch):
-    config = {**tiny_config("learnt", train={"steps": 4, "checkpoint_every": 1}), "miner": {"name": "counting"}}
-    original, calls = Learnt.per_query, []
+def test_the_state_of_a_miner_is_saved_and_resumed(tmp_path):
+    for steps in (2, 4):
+        config = tiny_config(
+            "learnt", train={"steps": steps}, optim={"schedule": {"name": "constant"}, "warmup_steps": 0}
+        )
+        aurank.train({**config, "miner": {"name": "counting"}}, tmp_path / "out", resume=steps == 4)
+        state = load_checkpoint(tmp_path / "out" / "last.safetensors")
+        assert state["miner"]["calls"].tolist() == [steps] * 8
 
-    def poisoned(self: Learnt, pairs: Any) -> Tensor:
-        calls.append(1)
-        return original(self, pairs) * (float("nan") if len(calls) == 3 else 1.0)
-
-    monkeypatch.setattr(Learnt, "per_query", poisoned)
-    with pytest.raises(AurankError, match="the loss is nan at step 3"):
-        aurank.train(config, tmp_path / "out")
-    assert load_checkpoint(tmp_path / "out" / "last.safetensors")["miner"]["calls"].tolist() == [2.0] * 8
-    aurank.train(config, tmp_path / "out", resume=True)
-    state = load_checkpoint(tmp_path / "out" / "last.safetensors")
-    assert state["miner"]["calls"].tolist() == [4.0] * 8
-
-
-# -- Parameters of the loss: optimised beside the encoder's, at a rate of their own, right in every way of training
 
 START = math.log(0.5)
 
@@ -183,8 +174,7 @@ def test_cached_gradients_accumulated_and_clipped_move_the_temperature_as_plain_
     plain, cached = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("plain", "cached"))
     torch.testing.assert_close(cached["loss"][key], plain["loss"][key], rtol=1e-5, atol=1e-6)
     assert abs(float(plain["loss"][key]) - START) > 3e-4
-    for name, value in plain["encoder"].items():
-        torch.testing.assert_close(cached["encoder"][name], value, rtol=1e-5, atol=1e-6, msg=name)
+    torch.testing.assert_close(cached["encoder"], plain["encoder"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("micro_batch", [None, 5])
@@ -205,9 +195,6 @@ def test_a_scaled_and_averaged_backward_pass_scales_the_gradient_of_the_temperat
     assert float(found[0][0].abs()) > 0
     for plain, scaled in zip(*found, strict=True):
         torch.testing.assert_close(scaled, plain, rtol=1e-4, atol=1e-7)
-
-
-# -- A list of losses in a configuration: what it is built to, what is logged, resumed and refused
 
 
 def test_a_list_is_built_to_a_sum_with_weights_widths_and_miners():
@@ -244,8 +231,6 @@ def test_the_logged_losses_add_up(tmp_path):
     assert list(terms) == ["loss soprc@4", "loss soprc@8", "loss proxy_anchor", "loss multi_similarity"]
     assert sum(terms.values()) == pytest.approx(line["loss"], rel=1e-5)
 
-
-# -- Super-categories find their way from the data set to the loss and to the sampler
 
 SAMPLER = {"name": "hierarchical", "params": {"per_class": 2, "categories": 2}}
 

@@ -18,19 +18,6 @@ from aurank.training.build import build_splits
 
 
 @pytest.mark.slow
-def test_early_stopping_and_resuming_are_each_said_once(tmp_path):
-    train = {"steps": 200, "validate_every": 1, "early_stopping": 2, "log_every": 100}
-    config = tiny_config(optim={"lr": 1e-12}, train=train)
-    (said,) = notices_of(config, tmp_path / "out")
-    assert said.startswith("stopped early at step ")
-    assert "of 200: 2 validation(s) without improvement (train.early_stopping), the best is that of step " in said
-    step = int(said.split()[4])
-    resumed, again = notices_of(config, tmp_path / "out", resume=True)
-    assert resumed == f"finished already at step {step}; measuring the test split again"
-    assert again == said
-
-
-@pytest.mark.slow
 def test_a_projection_that_begins_anew_is_said(tiny_run, tmp_path):
     source, anew = str(tiny_run / "best"), "model.init_from: the projection of {} has another shape; it begins"
     for name, model in {"same": {}, "width": {"dim": 12}, "layers": {"head_layers": 2, "head_width": 16}}.items():

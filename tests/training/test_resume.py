@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from testing.processes import run_aurank, steps_done
+from testing.processes import run_aurank
 from testing.runs import STEPS, SUM, assert_same_run, notices_of, tiny_config, write_config
 from testing.trees import write_tree
 
@@ -24,38 +23,16 @@ from aurank.files import claimed
 from aurank.training.loop import collecting_signals
 from aurank.training.run import Loop
 
-LARGE = {
-    "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 7, "num_neighbours": 5}},
-    "memory": {"size": 50, "start_at": 2},
-    "train": {"micro_batch": 6, "checkpoint_every": 3, "log_every": 2},
-}
-
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(tmp_path):
-    loss = [*SUM, {"name": "blackbox_ap", "weight": 0.1}]  # whose margin is random
-    config, out, log_every = write_config(tmp_path, tiny_config(loss, **LARGE)), tmp_path / "killed", 2
-    before, after = random.sample([0, 2], 2)
-    overrides = ["train.ema=0.9", f"data.workers={before}"]
-    lines = random.randint(1, STEPS // log_every - 1)
-    print("killed after", lines, "lines; workers", before, after)
-    process = run_aurank("train", config, *overrides, "--out", out)
-    try:
-        steps_done(out, [process], lines)
-    finally:
-        process.kill()
-    assert process.wait() == -signal.SIGKILL
-    overrides[1] = f"data.workers={after}"
-    aurank.train(config, tmp_path / "whole", overrides=overrides)
-    aurank.train(config, out, resume=True, overrides=overrides)
-    # Checking types in this process draws from Python's own generator; nothing of the training does.
-    assert_same_run(tmp_path / "whole", out, ignore=("python", "workers"), log_every=log_every)
-
-
-@pytest.mark.slow
-def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tmp_path):
+def test_signals_save_and_the_run_that_is_resumed_after_each_with_any_workers_is_the_whole_one(tmp_path):
     numbers = {1: signal.SIGINT, 3: signal.SIGTERM, 5: signal.SIGHUP, 7: signal.SIGUSR1}
-    config = tiny_config(train={"accumulate": 2, "checkpoint_every": 100})
+    config = tiny_config(
+        [*SUM, {"name": "blackbox_ap", "weight": 0.1}],  # whose margin is random
+        sampler={"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 7, "num_neighbours": 5}},
+        memory={"size": 50, "start_at": 2},
+        train={"micro_batch": 6, "accumulate": 2, "ema": 0.9, "checkpoint_every": 100, "log_every": 2},
+    )
 
     def interrupt(kind: str, values: dict[str, Any]) -> None:
         if kind == "step" and values["step"] in numbers:
@@ -63,11 +40,12 @@ def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tm
 
     assert aurank.train(config, tmp_path / "whole").stopped_by is None
     for step, number in numbers.items():
-        stopped = aurank.train(config, tmp_path / "stopped", step > 1, listener=interrupt)
+        workers = [f"data.workers={2 * (step in (3, 7))}"]
+        stopped = aurank.train(config, tmp_path / "stopped", step > 1, overrides=workers, listener=interrupt)
         assert (stopped.stopped_by, stopped.steps, stopped.report) == (number, step, None)
     assert aurank.train(config, tmp_path / "stopped", resume=True).steps == STEPS
     # Checking types in this process draws from Python's own generator; nothing of the training does.
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python",))
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python", "workers"), log_every=2)
 
 
 # Half of the first checkpoint is written.
@@ -103,8 +81,6 @@ def test_an_occupied_folder_is_refused_without_resume(tmp_path):
     with pytest.raises(UserError, match="file"):
         aurank.train(tiny_config(), tmp_path.parent / "file")
 
-
-# -- A run goes on from its last checkpoint, to the same end as one that never stopped
 
 EVERY = {"steps": 6, "validate_every": 2, "checkpoint_every": 2}
 
@@ -217,18 +193,19 @@ def test_a_finished_run_is_extended_where_only_the_horizon_grows(images, tmp_pat
 
 
 @pytest.mark.slow
-def test_to_go_on_after_early_stopping_it_has_to_grow_too(images, tmp_path):
-    config = config_of(images, early_stopping=1, validate_every=1)
+def test_early_stopping_is_said_once_and_to_go_on_after_it_it_has_to_grow_too(images, tmp_path):
+    out, config = tmp_path / "run", config_of(images, early_stopping=1, validate_every=1)
     config["optim"] |= {"schedule": {"name": "cosine"}, "lr": 1e-12}
-    done = aurank.train(config, tmp_path / "run")
-    assert done.steps < 6
-    notices = resume(config | {"train": config["train"] | {"steps": 9}}, tmp_path / "run")
-    assert notices[-1].startswith(f"stopped early at step {done.steps} of 9")
-    resume(config | {"train": config["train"] | {"steps": 9, "early_stopping": 2}}, tmp_path / "run")
-    assert load_checkpoint(tmp_path / "run" / "last.safetensors")["progress"]["step"] > done.steps
+    (said,) = notices_of(config, out)
+    step = int(said.removeprefix("stopped early at step ").split()[0])
+    assert step < 6
+    assert " of 6: 1 validation(s) without improvement (train.early_stopping), the best is that of step " in said
+    assert resume(config, out) == [f"finished already at step {step}; measuring the test split again", said]
+    notices = resume(config | {"train": config["train"] | {"steps": 9}}, out)
+    assert notices[-1].startswith(f"stopped early at step {step} of 9")
+    resume(config | {"train": config["train"] | {"steps": 9, "early_stopping": 2}}, out)
+    assert load_checkpoint(out / "last.safetensors")["progress"]["step"] > step
 
-
-# -- One run in a folder at a time
 
 FORK = multiprocessing.get_context("fork")
 
@@ -276,9 +253,6 @@ def test_a_refused_run_leaves_no_empty_folder(tmp_path):
     with pytest.raises(UserError):
         aurank.train(config, tmp_path / "own")
     assert (tmp_path / "own").is_dir()
-
-
-# -- What ends a run between two steps, and what does not
 
 
 @pytest.fixture(autouse=True)

@@ -115,8 +115,6 @@ def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one(
     }
 
 
-# -- The recipes for published networks: each is built and takes two steps, at a small size and from random weights
-
 PAGE = Path(__file__).parents[2] / "docs/configurations.md"
 SECTION = PAGE.read_text(encoding="utf-8").split("## Fine-tuning published networks")[1]
 RECIPES = [shlex.split(command) for command in re.findall(r"`aurank train ([^`]+)`", SECTION)]
@@ -139,9 +137,6 @@ def test_a_recipe_takes_two_steps(recipe):
     rehearsal = rehearse(read_config(recipe[0], [*recipe[1:], *small]))
     total, trained = rehearsal.parameters
     assert 0 < trained < total + (config.model.freeze is None and config.model.lora is None)
-
-
-# -- The rehearsal finds what a long run would fail at, and what it will need
 
 
 def test_a_miner_and_a_rehearsal_work_from_the_configuration():
@@ -200,9 +195,6 @@ def test_a_folder_that_holds_no_training_classes_is_met_with_the_remedy(tmp_path
         rehearse(read_config(tiny_config(data=data)))
     with pytest.raises(UserError, match=r"no images in split 'test'.*set data\.params\.test_fraction"):
         rehearse(read_config(tiny_config(data={**data, "params": {"test_fraction": 0}})))
-
-
-# -- Metrics chosen in a configuration reach the evaluation, and unknown ones are refused with it
 
 
 def test_metrics_are_chosen_in_a_configuration():

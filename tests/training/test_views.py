@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from testing.galleries import photos
-from testing.runs import Learnt, records, tiny_config, train_and_listen
+from testing.runs import records, tiny_config, train_and_listen, trainer_of
 
 import aurank
 from aurank.commands import evaluate_model
@@ -15,11 +15,12 @@ from aurank.data import HardNegativeSampler
 from aurank.embedding import ImageSelection
 from aurank.embedding.build import build_dataset, fill_preprocessing
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.losses import LOSSES
 from aurank.models import Encoder
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits
+from aurank.training.loop import Loop
 from aurank.training.run import training_group
+from aurank.training.state import Progress
 from aurank.training.trainer import Trainer
 
 CROPS: dict[str, Any] = {"views": 4, "train_transform": {"name": "simclr", "params": {"blur": 0}}}
@@ -27,37 +28,27 @@ OWN_LABELS: dict[str, Any] = {"views": 2, "train_labels": "image"}
 SHUFFLED = {"name": "shuffled", "params": {}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [None, 8])
-def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(tmp_path, monkeypatch, micro_batch):
-    seen: list[tuple[int, ...]] = []
-    original = Encoder.forward
+def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(tmp_path, micro_batch):
+    trainer, seen, given = trainer_of(tiny_config(data=CROPS, train={"micro_batch": micro_batch})), [], []
 
-    def recorded(self: Encoder, images: torch.Tensor) -> torch.Tensor:
-        if self.training and torch.is_grad_enabled():
-            seen.append(tuple(images.shape))
-        return original(self, images)
+    def see(encoder: Encoder, inputs: tuple[torch.Tensor]) -> None:
+        seen.extend([len(inputs[0])] * torch.is_grad_enabled())
 
-    monkeypatch.setattr(Encoder, "forward", recorded)
-    given: list[tuple[torch.Tensor, ...]] = []
-
-    def recording() -> Learnt:
-        loss, keep = Learnt(), lambda _, inputs, named: given.append((*inputs[:2], named["ids"]))
-        loss.register_forward_pre_hook(keep, with_kwargs=True)
-        return loss
-
-    monkeypatch.setitem(LOSSES, "recording", recording)
-    train = {"steps": 1, "micro_batch": micro_batch}
-    config = read_config(tiny_config("recording", data=CROPS, train=train, optim={"warmup_steps": 0}))
-    aurank.train(config, tmp_path / "out")
+    trainer.task.encoder.register_forward_pre_hook(see)
+    keep = lambda _, inputs, named: given.append((*inputs[:2], named["ids"]))  # noqa: E731
+    trainer.loss.register_forward_pre_hook(keep, with_kwargs=True)
+    loop = Loop(trainer, tmp_path, {}, progress=Progress())
+    loop.step(loop.batches())
+    loop.metrics.close()
     ((embeddings, labels, ids),) = given
     rows = ids[: len(ids) // 4]
     assert len(rows) in (15, 16)
     assert len(rows.unique()) == len(rows)
     assert torch.equal(ids, rows.repeat(4))
-    assert labels.tolist() == build_splits(config).train.labels[ids].tolist()
+    assert labels.tolist() == trainer.splits.train.labels[ids].tolist()
     assert embeddings.shape == (4 * len(rows), 8)
-    assert sum(shape[0] for shape in seen) == 4 * len(rows)
+    assert sum(seen) == 4 * len(rows)
     assert len(seen) == (1 if micro_batch is None else 8)
 
 
@@ -116,8 +107,6 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}")
     assert report.metrics == result.report.metrics
 
-
-# -- Hard negatives in the loop: mined from the weights as they stand, in checkpoints, whatever the workers
 
 HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 5, "num_neighbours": 7}}
 

@@ -1,5 +1,7 @@
 """Calibrations against all pairs tried one after another."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -21,25 +23,22 @@ def all_pairs() -> tuple[np.ndarray, np.ndarray]:
 MATES, OTHERS = all_pairs()
 
 
-@pytest.mark.parametrize("precision", [0.5, 0.95, 1.0])
-def test_precision_over_all_pairs(precision: float) -> None:
-    found = calibrate(PROBLEM, precision=precision)
-    right = [one for one in np.unique(MATES) if parts(one)[0] >= precision]
-    assert found.threshold <= right[0]
-    assert_rates(found.threshold, right[0])
-    value, recall, false = parts(right[0])
-    assert found.precision.value == value
-    assert found.recall.value == recall
+@pytest.mark.parametrize(
+    ("wanted", "reaches"),
+    [
+        *(({"precision": least}, lambda found, least=least: found[0] >= least) for least in (0.5, 0.95, 1.0)),
+        *(({"false_match_rate": most}, lambda found, most=most: found[2] <= most) for most in (0.0005, 0.3)),
+    ],
+)
+def test_a_threshold_is_the_lowest_over_all_pairs(wanted: dict[str, float], reaches: Callable[..., bool]) -> None:
+    found = calibrate(PROBLEM, **wanted)
+    lowest = next(one for one in np.unique(MATES) if reaches(parts(one)))
+    assert found.threshold <= lowest
+    precision, recall, false = parts(lowest)
+    assert parts(found.threshold) == (precision, recall, false)
+    assert (found.precision.value, found.recall.value) == (precision, recall)
     assert found.false_match_rate.value == pytest.approx(false)
     assert (found.recall.total, found.false_match_rate.total) == (len(MATES), len(OTHERS))
-
-
-@pytest.mark.parametrize("rate", [0.0005, 0.3])
-def test_false_match_rate_over_all_pairs(rate: float) -> None:
-    found = calibrate(PROBLEM, false_match_rate=rate)
-    few = [one for one in np.unique(MATES) if parts(one)[2] <= rate]
-    assert_rates(found.threshold, few[0])
-    assert found.false_match_rate.value <= rate
 
 
 def test_the_curve_is_of_all_pairs() -> None:
@@ -61,7 +60,3 @@ def parts(threshold: float) -> tuple[float, float, float]:
     """Precision, recall and false-match rate at a threshold."""
     right, wrong = (int(np.count_nonzero(scores >= threshold)) for scores in (MATES, OTHERS))
     return right / (right + wrong), right / len(MATES), wrong / len(OTHERS)
-
-
-def assert_rates(one: float, other: float) -> None:
-    assert parts(one) == parts(other)

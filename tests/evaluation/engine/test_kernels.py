@@ -59,13 +59,7 @@ def counted_by_hand(scores: np.ndarray, first: np.ndarray, last: np.ndarray, low
 COUNTS = {
     "few": [1, 4, 0, 2, 0, 0, 3, 4, 1, 2] * 4,
     "none": [0, 0, 0],
-    "around the limit": [
-        compiled.MOST_DIRECT - 1,
-        compiled.MOST_DIRECT,
-        compiled.MOST_DIRECT + 1,
-        0,
-        compiled.MOST_DIRECT + 2,
-    ],
+    "around the limit": [*range(compiled.MOST_DIRECT - 1, compiled.MOST_DIRECT + 2), 0, compiled.MOST_DIRECT + 2],
     "many": [280, 25, 0, 500],
     "one query": [40],
 }

@@ -1,4 +1,4 @@
-"""Who competes with whom: every way to say it equals a loop over all pairs, under every distance and kernel."""
+"""Who competes with whom: ranks and lists are those of a loop over all pairs, however it is said."""
 
 import itertools
 import resource
@@ -10,44 +10,54 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.brute_force import left_out
+from testing.listing import same
 
 from aurank.errors import UserError
-from aurank.evaluation import Ranks, RetrievalProblem, positive_ranks
+from aurank.evaluation import Ranks, RetrievalProblem, inputs, positive_ranks
+from aurank.evaluation.engine import scores, tiles
+from aurank.evaluation.engine.nearest import NearestRows, nearest_rows
 
 
-def loop(problem: RetrievalProblem, distance: str) -> list[tuple[int, int, list[tuple[int, int, int, int]]]]:
-    """(query, negatives, [(positive, higher, tied, at least)]) for integer vectors, of one length under cosine."""
+def sorted_lists(problem: RetrievalProblem, distance: str) -> dict[int, list[tuple[int, bool, int]]]:
+    """The list of each query with a positive, best first, as (minus score, is positive, gallery row).
+
+    Of integer vectors, which have one length under cosine.
+    """
     left, right = problem.embeddings.astype(np.int64), problem.target.astype(np.int64)
-    scores = -((left[:, None] - right) ** 2).sum(axis=2) if distance == "euclidean" else left @ right.T
-    result = []
-    for row, line in enumerate(scores.tolist()):
-        mine: dict[int, int] = {}
-        others: list[int] = []
-        for place, score in enumerate(line):
-            out, positive = left_out(problem, row, place)
-            if not out and positive:
-                mine[place] = score
-            elif not out:
-                others.append(score)
-        entries = [
-            (
-                place,
-                sum(other > score for other in others),
-                sum(other == score for other in others),
-                sum(other >= score for other in mine.values()),
-            )
-            for place, score in sorted(mine.items(), key=lambda item: (-item[1], item[0]))
-        ]
-        if entries:
-            result.append((row, len(others), entries))
-    return result
+    scored = -((left[:, None] - right) ** 2).sum(axis=2) if distance == "euclidean" else left @ right.T
+    found = {}
+    for query, line in enumerate(scored.tolist()):
+        listed = [(-score, *left_out(problem, query, row), row) for row, score in enumerate(line)]
+        items = sorted((score, positive, row) for score, out, positive, row in listed if not out)
+        if any(positive for _, positive, _ in items):
+            found[query] = items
+    return found
 
 
-def listed(ranks: Ranks) -> list[tuple[int, int, list[tuple[int, int, int, int]]]]:
+def counted(items: list[tuple[int, bool, int]]) -> list[tuple[int, int, int, int]]:
+    """(positive, higher, tied, at least) of each positive of a list."""
+    mine, others = (np.array([score for score, positive, _ in items if positive == wanted]) for wanted in (True, False))
+    return [
+        (row, int((others < score).sum()), int((others == score).sum()), int((mine <= score).sum()))
+        for score, positive, row in items
+        if positive
+    ]
+
+
+def as_listed(ranks: Ranks) -> list[list[tuple[int, int, int, int]]]:
     columns = [getattr(ranks, name).tolist() for name in ("positive", "higher", "tied", "at_least")]
-    entries, edges = list(zip(*columns, strict=True)), ranks.offset.tolist()
-    parts = [entries[first:last] for first, last in itertools.pairwise(edges)]
-    return list(zip(ranks.query.tolist(), ranks.num_negatives.tolist(), parts, strict=True))
+    entries = list(zip(*columns, strict=True))
+    return [entries[first:last] for first, last in itertools.pairwise(ranks.offset.tolist())]
+
+
+def check_nearest(found: NearestRows, lists: dict[int, list[tuple[int, bool, int]]], scale: int) -> None:
+    """Nothing, or a failure unless each list is the begin of the sorted one."""
+    assert found.query.tolist() == [*lists]
+    for place, items in enumerate(lists.values()):
+        score, positive, row = zip(*items[: found.row.shape[1]], strict=True)
+        assert found.row[place, : len(row)].tolist() == [*row]
+        assert found.is_positive[place, : len(row)].tolist() == [*positive]
+        assert (-scale * found.score[place, : len(row)]).tolist() == [*score]
 
 
 @st.composite
@@ -93,23 +103,27 @@ def test_every_way_to_say_who_competes_equals_a_loop_over_all_pairs(
     case: dict[str, Any], backend: str, kind: Any, small: bool
 ) -> None:
     distance, problem = case.pop("distance"), RetrievalProblem(**case)
-    expected = loop(problem, distance)
+    lists = sorted_lists(problem, distance)
     sides = {name: case[name] if case[name] is None else case[name].astype(kind) for name in ("embeddings", "gallery")}
-    memory = "32KiB" if small else "1GiB"
-    ranks = positive_ranks(replace(problem, **sides), distance=distance, backend=backend, max_memory=memory)
-    assert listed(ranks) == expected
-    rows = [row for row, _, _ in expected]
-    assert ranks.labels.tolist() == (rows if case["labels"] is None else [case["labels"][row] for row in rows])
+    given: dict[str, Any] = {"distance": distance, "max_memory": "32KiB" if small else "1GiB"}
+    ranks = positive_ranks(replace(problem, **sides), backend=backend, **given)
+    assert ranks.query.tolist() == [*lists]
+    assert ranks.num_negatives.tolist() == [sum(not positive for _, positive, _ in items) for items in lists.values()]
+    assert as_listed(ranks) == [counted(items) for items in lists.values()]
+    assert ranks.labels.tolist() == ([*lists] if case["labels"] is None else [case["labels"][row] for row in lists])
     assert ranks.num_gallery == len(problem.target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "SIDES", {"cpu": 8 if small else tiles.SIDES["cpu"]})
+        for module in (scores, inputs):
+            patch.setattr(module, "importable", lambda _: backend == "numba")
+        check_nearest(nearest_rows(replace(problem, **sides), 12, **given), lists, 4 if distance == "cosine" else 1)
 
 
 def test_junk_may_be_rows_or_truth_values() -> None:
     rng = np.random.default_rng(0)
     rows, labels = rng.normal(size=(20, 3)), rng.integers(0, 4, 20)
     mask = rng.random(20) < 0.3
-    assert listed(positive_ranks(rows, labels, junk=mask)) == listed(
-        positive_ranks(rows, labels, junk=np.flatnonzero(mask))
-    )
+    assert same(positive_ranks(rows, labels, junk=mask), positive_ranks(rows, labels, junk=np.flatnonzero(mask)))
 
 
 @pytest.mark.slow

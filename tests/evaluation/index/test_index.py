@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import faiss
 import numpy as np
 import pytest
+from oracles.brute_force import all_scores
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Index, neighbours
 from aurank.evaluation.index import neighbours as module
-from aurank.evaluation.index import neighbours as saving
 
 KINDS = ["Flat", "HNSW8", "IVF4,Flat; nprobe=2", "IVF4,PQ4x4", "PCA4,IVF4,PQ4x4; nprobe=4"]
 on_gpu = pytest.mark.skipif(faiss.get_num_gpus() == 0, reason="faiss sees no GPU")
@@ -22,19 +22,10 @@ def rows(seed: int, count: int = 200, dim: int = 8) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
 
 
-def similarities(queries: np.ndarray, gallery: np.ndarray, distance: str) -> np.ndarray:
-    queries, gallery = queries.astype(np.float64), gallery.astype(np.float64)
-    if distance == "euclidean":
-        return np.array([[-((query - row) ** 2).sum() for row in gallery] for query in queries])
-    if distance == "cosine":
-        queries, gallery = (side / np.linalg.norm(side, axis=1)[:, None] for side in (queries, gallery))
-    return queries @ gallery.T
-
-
 @pytest.mark.parametrize("distance", ["cosine", "dot", "euclidean"])
 def test_a_flat_index_finds_what_brute_force_finds(distance: str) -> None:
     gallery, queries = rows(0), rows(1, 30)
-    expected = similarities(queries, gallery, distance)
+    expected = all_scores(queries, gallery, distance)
     found = Index.build(gallery, distance=distance, device="cpu").search(queries, 7)
     order = np.argsort(-expected, axis=1)[:, :7]
     assert found.row.tolist() == order.tolist()
@@ -160,9 +151,9 @@ def test_both_files_stay_whole_when_writing_fails(tmp_path: Path, monkeypatch: p
     def fsync(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving, "hashlib", SimpleNamespace(sha256=Full))
+    monkeypatch.setattr(module, "hashlib", SimpleNamespace(sha256=Full))
     if full == "json":
-        monkeypatch.setattr(saving, "os", SimpleNamespace(fsync=fsync))
+        monkeypatch.setattr(module, "os", SimpleNamespace(fsync=fsync))
     with pytest.raises(AurankError, match="No space left"):
         Index.build(rows(1, 20), device="cpu").save(tmp_path / "index")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,9 +1,10 @@
-"""`aurank.evaluate` behind post-processing, and its table of codes."""
+"""`aurank.evaluate` behind post-processing, and its table of codes; the text form and the file of post-processing."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import aurank
 from aurank.errors import UserError
@@ -12,6 +13,7 @@ from aurank.evaluation import Codes, PostProcessing, Report
 GENERATOR = np.random.default_rng(5)
 LABELS = np.arange(90) % 9
 ROWS = (GENERATOR.normal(size=(9, 16))[LABELS] + 1.2 * GENERATOR.normal(size=(90, 16)) + 1).astype(np.float32)
+WHOLE = "center, whiten:dim=4,shrinkage=0.1, int8, query_expansion:k=3, k_reciprocal:depth=30,k1=7"
 
 
 def test_a_processed_report_has_the_plain_metrics_beside() -> None:
@@ -99,3 +101,20 @@ def test_a_report_with_both_is_read_back(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(text.replace('"plain": {', '"plain": {"mrr@7": "x", '), encoding="utf-8")
     with pytest.raises(UserError, match=r"\(postprocessing\.plain"):
         Report.load(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize("text", [WHOLE, "truncate:dim=4, binary, rescore:depth=9"])
+def test_the_text_form_is_read_and_written(text: str) -> None:
+    assert str(PostProcessing.parse(text)) == text
+    assert str(PostProcessing.parse(text.replace(", ", ",").replace("=", " = "))) == text
+
+
+def test_a_saved_post_processing_does_the_same_digits(tmp_path: Path) -> None:
+    processing, path = PostProcessing.parse(WHOLE).fit(ROWS), tmp_path / "steps.safetensors"
+    processing.save(path)
+    loaded = PostProcessing.load(path)
+    assert (str(loaded), loaded.distance, loaded.fitted_rows, loaded.is_fitted) == (WHOLE, "cosine", 90, True)
+    np.testing.assert_array_equal(loaded.rows(ROWS[:9]), processing.rows(ROWS[:9]))
+    save_file({"mean": ROWS}, path)
+    with pytest.raises(UserError, match="cannot be read as post-processing"):
+        PostProcessing.load(path)
