@@ -39,12 +39,6 @@ def test_an_argument_with_a_control_character_is_refused(aurank):
     assert aurank("--\x1b[31m") == (2, "", said)
 
 
-def test_warnings_of_other_libraries_stay_as_they_are(capsys):
-    with pytest.warns(UserWarning, match="from elsewhere"), draw_warnings():
-        warnings.warn("from elsewhere", UserWarning, stacklevel=1)
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(("rank", "said"), [("0", "of aurank\n"), ("1", "")])
 def test_one_process_of_several_draws_a_warning(rank, said, monkeypatch, capsys):
     monkeypatch.setenv("RANK", rank)

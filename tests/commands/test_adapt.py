@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 from testing.processes import ended, run_aurank
+from testing.trees import write_image
 
 import aurank
 from aurank.commands import adapt, evaluate_model
@@ -59,9 +59,7 @@ def write_lit(folder: Path, *, shuffled: bool = False) -> Path:
     for number, (label, name) in enumerate(zip(labels.tolist(), names.tolist(), strict=True)):
         light, noise = chance.normal() * 40, chance.normal(size=(24, 24, 3)) * 10
         path = folder / ("train" if name < 10 else "test") / f"class{name}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = 128 + 25 * colours[label] + light + noise
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+        write_image(path, (128 + 25 * colours[label] + light + noise).clip(0, 255))
     return folder
 
 

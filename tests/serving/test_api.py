@@ -228,9 +228,6 @@ def test_a_network_without_cells_is_said_without_names_of_the_machine(client):
     assert answer.json()["error"] == "an image is gone, or the model has no cells to explain a cosine by"
 
 
-# -- words, alone and beside an image or a photo
-
-
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> ImageIndex:
     return words_index(tmp_path_factory.mktemp("words"))
@@ -269,15 +266,8 @@ def test_strange_words_are_searched_with_or_refused_in_a_line(words):
     client = TestClient(make_app(words))
     for text in ("<img src=x onerror=alert(1)>", "כחול mug", "\x00\u202e", "mug " * 250, "😀" * 1000):
         assert len(scores(client.post("/api/search", json={"text": text, "limit": 100}))) == 30
-    for body, message in (
-        ({"text": "a" * 100_000}, "the upload may have 64.0 KiB at most; reduce it"),
-        ({"text": "a" * 1001}, "text: String should have at most 1000 characters"),
-        ({"text": 3}, "text: Input should be a valid string"),
-        ({"text": ""}, "name the row of an image, or a text"),
-        ({"row": 30, "text": "mug"}, "there is no image 30; the gallery has 0 to 29"),
-    ):
-        answer = client.post("/api/search", json=body)
-        assert (answer.status_code >= 400, answer.json()) == (True, {"error": message})
+    answer = client.post("/api/search", json={"text": "a" * 1001})
+    assert (answer.status_code, answer.json()["error"]) == (422, "text: String should have at most 1000 characters")
     for body in (b'{"text": "\\ud800"}', b'{"text": "\xff"}'):
         answer = client.post("/api/search", content=body, headers={"content-type": "application/json"})
         assert (answer.status_code, answer.json()["error"][:23]) == (400, "the body cannot be read")

@@ -116,13 +116,12 @@ def green() -> bytes:
 
 
 def test_a_token_given_as_a_password_opens_the_page_with_its_pictures(started, index):
-    page = Page(started)
     with running_server(index, token="secret") as port:
         started.get(f"http://127.0.0.1:{port}/")
         assert not started.find_elements(By.CSS_SELECTOR, "#heading")
         started.get(f"http://anyone:secret@127.0.0.1:{port}/")  # as if typed into the browser's own question
         started.get(f"http://127.0.0.1:{port}/")
-        page.until("Gallery", "1–24 of 30")
+        Page(started).until("Gallery", "1–24 of 30")
         loaded = "return [...document.querySelectorAll('#list img')].some(one => one.naturalWidth > 0)"
         WebDriverWait(started, 20).until(lambda driver: driver.execute_script(loaded))
 

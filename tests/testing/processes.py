@@ -120,8 +120,7 @@ def _work(
     errors: str,
 ) -> None:
     for number, path in ((1, output), (2, errors)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-        os.dup2(descriptor, number)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     os.environ.update(environment)
     if folder is not None:

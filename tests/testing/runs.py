@@ -177,8 +177,7 @@ def pairs_config(root: Path, loss: str = "sogclr", **sections: dict[str, Any]) -
     data |= {"validation_fraction": 0.3, "train_transform": {"name": "resize"}}
     text = {"layers": 1, "width": 16, "heads": 2, "length": 12, "vocabulary": 300}
     given = {"data": {**data, **sections.pop("data", {})}, "model": {"text": text, **sections.pop("model", {})}}
-    config = tiny_config(loss, **given, **sections)
-    return {**config, "sampler": {"name": "shuffled", "batch": 16}}
+    return {**tiny_config(loss, **given, **sections), "sampler": {"name": "shuffled", "batch": 16}}
 
 
 def trainer_of(config: dict[str, Any]) -> Trainer:
