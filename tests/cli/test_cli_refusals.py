@@ -86,7 +86,6 @@ REFUSED = {
     "evaluate --model embeddings:pickled.npy --out x": "pickled.npy: cannot be read as plain arrays",
     f"{MINE}lone.npz": "no image of lone.npz has a positive, and a negative",
     f"{MINE}repeated.npz": "'b'",
-    "search nowhere photos/a/0.png": "no index at nowhere",
     f"{SEARCH} photos/a/0.png --class c7": "the index has no class 'c7'",
     f"{SEARCH} photos/a/0.png --k 0": "--k",
     f"{SEARCH} photos/a/0.png --html page.txt": "is of type .html",

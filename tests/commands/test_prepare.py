@@ -62,8 +62,6 @@ def test_training_and_measuring_give_the_numbers_of_the_originals(tmp_path, monk
     (tmp_path / "out/images.arrow").unlink()
     with pytest.raises(UserError, match="cannot be read as prepared images"):
         evaluate_model(model, ImageSelection())
-    with pytest.raises(UserError, match="cannot be read as prepared images"):
-        aurank.train(config, tmp_path / "new", overrides=[prepared])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from testing.galleries import WIDTH, head_config, rows, write_rows
-from testing.processes import CONTEXT, run_aurank, succeeded
+from testing.processes import CONTEXT, ending_at, run_aurank, succeeded
 
 import aurank
 from aurank.commands import tune
@@ -173,21 +173,8 @@ def test_a_search_of_images_leaves_out_their_test_split_and_prunes(tmp_path, mon
 
 
 FILES = {"best.yaml", "search.json", "trials.csv", "tune.html"}
-# Lines to run before a search: its process is interrupted in the second step of the fourth training, after the seven
-# steps that say how long it takes.
-STOPPED = """
-import os, signal
-from aurank.training.loop import Loop
-count = 0
-def stopped(loop, batches, run=Loop.step):
-    global count
-    count += 1
-    if count == 7 + 4 * 3 + 2:
-        os.kill(os.getpid(), signal.SIGINT)
-    return run(loop, batches)
-globals().update(stopped=stopped)
-Loop.step = stopped
-"""
+# The second step of the fourth training, after the seven steps that say how long a search takes.
+STOPPED = ending_at(7 + 4 * 3 + 2, signal.SIGINT)
 
 
 @pytest.mark.slow

@@ -294,10 +294,8 @@ def sums_and_gradients(gradient: Tensor, scores: Tensor, others: Tensor, **named
 
 
 def compare(gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
-    """Nothing; raises unless sums and gradients are those of the definition, to the type's precision.
-
-    In float32 a gradient may be off by a rounding of x, which the temperature magnifies.
-    """
+    """Nothing; raises unless sums and gradients are those of the definition, to the type's precision."""
+    # In float32 a gradient may be off by a rounding of x, which the temperature magnifies.
     found = sums_and_gradients(gradient, scores, others, **named)
     for each, wanted, like in zip(
         found, defined(gradient, scores, others, **named), (scores, scores, others), strict=True

@@ -1,6 +1,7 @@
 """Photos, saved rows, indexes and models that tests search, serve and embed with."""
 
 import contextlib
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from testing.runs import tiny_config
 from testing.trees import png, write_image, write_tree
 from torch import nn
@@ -66,6 +68,12 @@ def write_coloured(folder: Path, *, each: int = 10) -> Path:
             name = EVIL[number] if colour == "red" and number < len(EVIL) else f"{number}.png"
             write_image(folder / colour / name, (np.array(value) + noise).clip(0, 255))
     return folder
+
+
+def photo_of(colour: str = "green") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (50, 40), COLOURS[colour]).save(file, "PNG")
+    return file.getvalue()
 
 
 def small_index(folder: Path, out: Path | str, **options: object) -> ImageIndex:

@@ -32,10 +32,7 @@ SUM: list[dict[str, Any]] = [
 
 
 def tiny_config(loss: Any = "soprc", **sections: dict[str, Any]) -> dict[str, Any]:
-    """A plain configuration; ``sections`` override single keys, ``tiny_config(train={"steps": 4})``.
-
-    ``loss``: its name, or a list of terms such as ``SUM``.
-    """
+    """A plain configuration; `sections` override single keys, and `loss` is a name or a list of terms such as `SUM`."""
     config: dict[str, Any] = {
         "seed": 3,
         "data": {
