@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from testing.processes import Shell
+from testing.trees import write_image
 
 
 @pytest.fixture
@@ -20,10 +20,8 @@ def aurank(monkeypatch, capsys, tmp_path_factory) -> Shell:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with eight photos in two classes, where commands are given."""
     for row in range(8):
-        path = tmp_path / "photos" / "ab"[row // 4] / f"{row}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(row).integers(0, 120, (40, 40, 3), dtype=np.uint8)
         pixels[:, :, row // 4] += 120
-        Image.fromarray(pixels).save(path)
+        write_image(tmp_path / "photos" / "ab"[row // 4] / f"{row}.png", pixels)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
-from testing.trees import pixels
+from testing.trees import pixels, write_image
 
 from aurank.data.checks.findings import FIXES
 
@@ -17,9 +16,7 @@ FIXED = ("--fix", "repeats,conflicts", "--out", "clean.csv")
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(8):
-        path = tmp_path / f"photos/class{number % 4}/{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(number % 7, 40, 40)).save(path)
+        write_image(tmp_path / f"photos/class{number % 4}/{number}.png", pixels(number % 7, 40, 40))
     np.savez(tmp_path / "rows.npz", embeddings=np.eye(4), labels=[0, 0, 1, 1])
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from PIL import Image
+from testing.trees import write_image
 
 from aurank.data import HardNegativeSampler
 from aurank.data.checks.negatives import mined_neighbours, read_negatives, write_negatives
@@ -30,29 +31,18 @@ CONFIG: dict[str, Any] = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Photos of four colours, two and two alike, as training images; one of the red ones is labelled blue."""
     rng = np.random.default_rng(0)
-    for name, colour in COLOURS.items():
-        for number in range(6):
-            drawn = COLOURS["red"] if (name, number) == ("blue", 5) else colour
-            path = tmp_path / f"photos/train/{name}/{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.clip(np.array(drawn) + rng.integers(-9, 10, 3), 0, 255) + np.zeros((16, 16, 3))
-            Image.fromarray(pixels.astype(np.uint8)).save(path)
-    (tmp_path / "photos/test").mkdir()
+    rows, paths = [], [f"train/{name}/{number}.png" for name in COLOURS for number in range(6)]
+    for path in paths:
+        drawn = "red" if path == "train/blue/5.png" else path.split("/")[1]
+        rows.append((np.array(COLOURS[drawn]) + rng.uniform(-9, 10, 3)).clip(0, 255))
+        write_image(tmp_path / "photos" / path, rows[-1] + np.zeros((16, 16, 3)))
     for name in ("green", "grey", "brown"):
-        (tmp_path / "photos/test" / name).mkdir()
         for number in range(2):
-            Image.new("RGB", (16, 16), name).save(tmp_path / f"photos/test/{name}/{number}.png")
+            write_image(tmp_path / f"photos/test/{name}/{number}.png", Image.new("RGB", (16, 16), name))
     (tmp_path / "config.yaml").write_text(json.dumps(CONFIG), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    rows, labels = [], []
-    for row, (name, colour) in enumerate(COLOURS.items()):
-        for number in range(6):
-            shift = rng.uniform(-9, 10, 3)
-            rows.append(np.array(COLOURS["red"] if (name, number) == ("blue", 5) else colour) + shift)
-            labels.append(row)
-    names = [f"train/{name}/{number}.png" for name in COLOURS for number in range(6)]
-    classes = np.array(list(COLOURS))
-    np.savez("rows.npz", embeddings=np.array(rows, np.float32), labels=labels, paths=names, classes=classes)
+    labels = np.repeat(np.arange(4), 6)
+    np.savez("rows.npz", embeddings=np.array(rows, np.float32), labels=labels, paths=paths, classes=list(COLOURS))
     return tmp_path
 
 
@@ -81,8 +71,7 @@ def test_what_is_mined_is_written_looked_at_cleaned_and_trained_with(place, aura
     assert "--fix leaves out 1 of 30 rows (suspects 1)" in output
     assert "train/blue/5.png" not in Path("clean.csv").read_text(encoding="utf-8")
 
-    chosen = "sampler.params.negatives=mined/negatives.parquet"
-    aurank.done("train", "config.yaml", chosen, "--out", "run")
+    aurank.done("train", "config.yaml", "sampler.params.negatives=mined/negatives.parquet", "--out", "run")
     assert (place / "run/best.safetensors").exists()
 
 
@@ -191,4 +180,3 @@ def test_images_without_labels_are_chosen_and_what_lacks_labels_is_refused(place
     aurank.done(*saved, "named.npz", "--by", "uncertain")
     table = list(csv.DictReader(Path("chosen/selected.csv").read_text("utf-8").splitlines()))
     assert {row["nearest"] for row in table} | {row["second"] for row in table} == {"rose", "sky"}
-    assert "these are embeddings already; name a model" in aurank.refused("embed", *saved[1:3], "--out", "parts")

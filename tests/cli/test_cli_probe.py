@@ -78,8 +78,7 @@ def test_the_classes_of_both_splits_are_told_apart_by_name(place, aurank):
     assert [note.split(":")[0] for note in result["notes"]] == ["left out", "training", "test"]
     assert result["num_test"] == 1
     unit = {split: rows / np.linalg.norm(rows, axis=1, keepdims=True) for split, rows in saved.items()}
-    nearest = np.argmax(unit["train"] @ unit["test"][0])
-    assert result["metrics"]["1nn"] == float(nearest < 3)
+    assert result["metrics"]["1nn"] == float(np.argmax(unit["train"] @ unit["test"][0]) < 3)
 
 
 def test_saved_embeddings_are_probed_by_halves(place, aurank):
@@ -91,8 +90,7 @@ def test_saved_embeddings_are_probed_by_halves(place, aurank):
     assert output.startswith("knn\ntop1")
     assert read(place / "x" / "knn.json")["seeds"] == [0, 1, 2]
     np.savez(place / "halves.npz", embeddings=rows, labels=np.arange(30) / 2)
-    complaint = aurank.refused("probe", "--model", "embeddings:halves.npz", "--out", "y")
-    assert "float64: give integers" in complaint
+    assert "float64: give integers" in aurank.refused("probe", "--model", "embeddings:halves.npz", "--out", "y")
     assert "holds no array 'labels'" in aurank.refused("probe", "--model", "embeddings:rows.npy", "--out", "y")
 
 

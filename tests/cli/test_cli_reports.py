@@ -1,4 +1,4 @@
-"""`aurank compare`, `calibrate` and `average` as typed."""
+"""`aurank compare` and `calibrate` as typed."""
 
 import json
 import re
@@ -67,8 +67,7 @@ def test_a_threshold_comes_with_a_table_and_a_page(reports, aurank):
     assert said.startswith(f"threshold {kept['threshold']!r} (cosine): a pair that scores so much or more is a match\n")
     assert kept["precision"]["value"] >= 0.8
     assert kept["of"] == "embeddings:rows.npz"
-    names = ["threshold", "precision", "recall", "false_match_rate", "false_non_match_rate"]
-    assert list(kept["curve"]) == names
+    assert list(kept["curve"]) == ["threshold", "precision", "recall", "false_match_rate", "false_non_match_rate"]
     assert kept["threshold"] in kept["curve"]["threshold"]
     page = (reports / "made/calibrate.html").read_text(encoding="utf-8")
     assert f"<b>{kept['threshold']!r}</b>" in page
@@ -93,12 +92,3 @@ def test_a_threshold_behind_post_processing(reports, aurank):
     expected = calibrate(steps.apply(RetrievalProblem(ROWS, LABELS)).problem, precision=0.8)
     assert said.startswith(str(expected).splitlines()[0])
     assert expected.threshold != calibrate(RetrievalProblem(ROWS, LABELS), precision=0.8).threshold
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default:.* began at random weights")
-def test_an_average_replaces_no_model(tiny_run, aurank, tmp_path):
-    out = tmp_path / "average"
-    assert aurank.done("average", f"aurank:{tiny_run}", tiny_run / "last", "--out", out) == (f"written to {out}\n", "")
-    notice = aurank.refused("average", tiny_run, tiny_run / "last", "--out", out)
-    assert notice.startswith(f"error: {out / 'best.safetensors'} exists already")

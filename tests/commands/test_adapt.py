@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import save_file
-from testing.processes import ended, run_aurank
+from testing.processes import ended, ending_at, run_aurank
+from testing.trees import write_image
 
 import aurank
 from aurank.commands import adapt, evaluate_model
@@ -25,23 +25,12 @@ from aurank.errors import UserError
 from aurank.training import TrainingProfile, read_config
 
 QUICK = ["train.steps=30", "optim.lr=0.01", "train.checkpoint_every=10", "train.validate_every=30"]
-# Lines to run before the command: its heads are quick, and its process kills itself at a step of some training.
-KILLED = f"""
-import os, signal
-from aurank.commands import adapt as _
+# Lines to run before the command, for quick heads.
+QUICK_HEADS = f"""
 import sys
+from aurank.commands import adapt as _
 for overrides in sys.modules["aurank.commands.adapt"].HEADS.values():
     overrides += {QUICK}
-from aurank.training.loop import Loop
-count = 0
-def killed(loop, batches, run=Loop.step):
-    global count
-    count += 1
-    if count == AT:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return run(loop, batches)
-globals().update(killed=killed)
-Loop.step = killed
 """
 
 
@@ -59,9 +48,7 @@ def write_lit(folder: Path, *, shuffled: bool = False) -> Path:
     for number, (label, name) in enumerate(zip(labels.tolist(), names.tolist(), strict=True)):
         light, noise = chance.normal() * 40, chance.normal(size=(24, 24, 3)) * 10
         path = folder / ("train" if name < 10 else "test") / f"class{name}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = 128 + 25 * colours[label] + light + noise
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+        write_image(path, (128 + 25 * colours[label] + light + noise).clip(0, 255))
     return folder
 
 
@@ -165,7 +152,7 @@ def test_killed_five_times_it_ends_the_same(adapted: Any, lit: Path, tmp_path: P
     _, saved, _ = adapted
     words = ("adapt", lit / "mine.yaml", "--hours", 1.0, "--out", tmp_path / "out")
     for at in (4, 20, 60, 100, 45, 10**9):
-        ((code, output, complaints),) = ended([run_aurank(*words, setup=KILLED.replace("AT", str(at)))])
+        ((code, output, complaints),) = ended([run_aurank(*words, setup=QUICK_HEADS + ending_at(at))])
         assert code == (0 if at == 10**9 else -9), complaints
     assert f"kept: {saved['kept']}" in output
     again = json.loads((tmp_path / "out" / "adapt.json").read_bytes())

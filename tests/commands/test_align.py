@@ -42,8 +42,7 @@ def test_maps_are_those_of_scipy_and_scikit_learn():
     for width in (4, 9):
         wide = random.normal(size=(50, width))
         tall = fit_map(old, wide, None)
-        small = tall @ tall.T if width < 6 else tall.T @ tall
-        np.testing.assert_allclose(small, np.eye(min(6, width)), atol=1e-12)
+        np.testing.assert_allclose(tall @ tall.T if width < 6 else tall.T @ tall, np.eye(min(6, width)), atol=1e-12)
         alpha = 0.3 * (old**2).sum() / 6
         expected = Ridge(alpha=alpha, fit_intercept=False).fit(old, wide).coef_
         np.testing.assert_allclose(fit_map(old, wide, 0.3), expected, atol=1e-12)
@@ -97,8 +96,7 @@ def test_new_queries_are_ranked_on_the_mapped_old_gallery(tmp_path):
         assert f"{name}: mAUPRC {cell.mauprc:.4f}, this {change:+.4f} [" in line
         assert "of 10 classes" in line
     assert not [note for note in report.notes if "too good" in note]
-    unmapped = evaluate_model(f"embeddings:{new}", **options)
-    assert unmapped.mauprc < 0.5 < report.mauprc
+    assert evaluate_model(f"embeddings:{new}", **options).mauprc < 0.5 < report.mauprc
 
 
 def test_figures_of_the_images_that_a_map_was_fitted_on_are_told(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from testing.galleries import PIXELS as MODEL
 from testing.galleries import write_pixel_model, write_split_photos
-from testing.trees import sop_tree
+from testing.trees import sop_tree, write_image
 
 from aurank.commands import RunOptions, embed_model, evaluate_model, run_options
 from aurank.embedding import ImageSelection
@@ -21,10 +21,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model that returns the pixels, and photos 0 … 7 in two classes, alike within a class."""
     write_pixel_model(tmp_path, monkeypatch)
     for row in range(8):
-        path = tmp_path / "photos" / "ab"[row // 4] / f"{row}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
         colour = (200 - row, 10, 10) if row < 4 else (10, 200 - row, 10)
-        Image.new("RGB", (2, 2), colour).save(path)
+        write_image(tmp_path / "photos" / "ab"[row // 4] / f"{row}.png", Image.new("RGB", (2, 2), colour))
     return tmp_path
 
 
@@ -59,8 +57,7 @@ def test_a_protocol_is_named_in_the_report_with_its_checksum(place):
     assert report.protocol["name"] == "sop"
     assert report.num_queries == 5
     assert sorted(report.recall) == [1]  # of 1, 10, 100, 1000; a query has 4 others
-    embedded = embed_model(MODEL, images, running=running())
-    embedded.save(place / "rows.npz")
+    embed_model(MODEL, images, running=running()).save(place / "rows.npz")
     again = evaluate_model(f"embeddings:{place}/rows.npz", images)
     assert again.protocol == report.protocol
     assert again.metrics == report.metrics
@@ -78,8 +75,7 @@ def test_a_protocol_is_named_in_the_report_with_its_checksum(place):
 )
 def test_a_protocols_name_is_given_to_no_other_embeddings(place, change, message):
     images = products(place)
-    embedded = replace(embed_model(MODEL, images, running=running()), **change)
-    embedded.save(place / "rows.npz")
+    replace(embed_model(MODEL, images, running=running()), **change).save(place / "rows.npz")
     with pytest.raises(UserError, match=message) as caught:
         evaluate_model("embeddings:rows.npz", images)
     assert "\n" not in str(caught.value)

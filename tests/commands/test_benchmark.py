@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -78,10 +79,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     return folder, read_lines(folder / "out" / "lines.jsonl")
 
 
-def test_every_method_chooses_and_is_tested_at_every_seed_of_every_setting(
-    whole,
-):
-    folder, lines = whole
+def test_every_method_chooses_and_is_tested_at_every_seed_of_every_setting(whole):
+    (folder, lines), about = whole, itemgetter("method", "setting", "split")
     assert kinds(lines) == {"benchmark": 1, "split": 1, "untrained": 2, "choice": 4, "run": 8}
     split = lines[1]
     assert split["classes"] == ["8", "9", "10", "11"]
@@ -89,17 +88,13 @@ def test_every_method_chooses_and_is_tested_at_every_seed_of_every_setting(
     for line in lines:
         if line["kind"] == "run":
             assert line["mauprc"] == pytest.approx(np.average(line["ap_by_class"], weights=split["queries"]), abs=1e-4)
-            (choice,) = (each for each in lines if each["kind"] == "choice" and same(each, line))
+            (choice,) = (each for each in lines if each["kind"] == "choice" and about(each) == about(line))
             assert line["chosen"] == choice["chosen"]
             assert {"optim.lr", "loss.params.temperature"} <= {each.partition("=")[0] for each in line["chosen"]}
         if line["kind"] in ("run", "choice", "untrained"):
             assert {"seconds", "processor_seconds", "commit", "aurank", "torch", "device", "threads"} <= line.keys()
     written = {path.name for path in (folder / "out").iterdir()}
     assert written == {"benchmark.html", "choices", "lines.jsonl", "table.md", "units"}
-
-
-def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    return all(first[key] == second[key] for key in ("method", "setting", "split"))
 
 
 def test_a_run_is_what_train_measures_with_the_chosen_values(whole):
@@ -175,8 +170,7 @@ def test_folds_test_every_class_once_and_choose_within_their_own(tmp_path):
 def test_a_training_that_diverges_is_a_line(tmp_path):
     methods = {"SupCon": ["loss.name=sup_con"], "bad": ["optim.name=sgd", "optim.lr=1000", "loss.name=contrastive"]}
     methods["bad"] += ["model.dim=4", "optim.weight_decay=1000", "train.steps=60", "train.validate_every=60"]
-    spec = write_spec(tmp_path, methods=methods, settings=None, trials=0, ranges=None)
-    assert run_benchmark(spec, tmp_path / "out")
+    assert run_benchmark(write_spec(tmp_path, methods=methods, settings=None, trials=0, ranges=None), tmp_path / "out")
     failed = [line for line in read_lines(tmp_path / "out" / "lines.jsonl") if "error" in line]
     assert {line["method"] for line in failed} == {"bad"}
     assert len(failed) == 2

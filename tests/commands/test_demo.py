@@ -16,8 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = read_config(tiny_config(train={"steps": 3}))
-    monkeypatch.setattr("aurank.training.read_config", lambda _: config)
+    monkeypatch.setattr("aurank.training.read_config", lambda _: read_config(tiny_config(train={"steps": 3})))
 
 
 def test_the_demo_compares_three_embeddings_and_can_be_called_again(tmp_path):

@@ -110,9 +110,6 @@ def test_the_page_shows_pictures_and_escapes_names(photos):
     assert "http://" not in page
 
 
-# -- The page of an evaluation holds what the doctor finds by what the evaluation had at hand
-
-
 def embedded(rows: np.ndarray, labels: np.ndarray, is_query: np.ndarray | None = None) -> Embedded:
     count = len(rows)
     query = np.ones(count, bool) if is_query is None else is_query
@@ -138,8 +135,7 @@ def test_an_evaluation_finds_what_the_doctor_finds(tmp_path, distance):
     np.savez(tmp_path / "rows.npz", embeddings=rows, labels=labels, paths=embedded(rows, labels).paths)
     by_doctor = examine_embeddings(tmp_path / "rows.npz").findings
     given = embedded(rows, labels)
-    report = given.evaluate(neighbours=10, distance=distance)
-    found = examine_measured(report, Measurement("mine", given))["findings"]
+    found = examine_measured(given.evaluate(neighbours=10, distance=distance), Measurement("mine", given))["findings"]
     assert {finding.check for finding in found} >= {"doubtful labels", "nearly equal embeddings"}
     assert [str(one) for one in found] == [str(one) for one in by_doctor]
 

@@ -42,8 +42,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
-    report = trained(f"folder:{photos}", tmp_path_factory.mktemp("run") / "run").report
-    return report.mauprc
+    return trained(f"folder:{photos}", tmp_path_factory.mktemp("run") / "run").report.mauprc
 
 
 @pytest.mark.parametrize("form", INPUTS)
@@ -65,8 +64,7 @@ def test_every_input_has_the_images_labels_and_splits_of_the_folder(form, photos
 @pytest.mark.parametrize("form", ["ImageFolder", "datasets", "parquet", "webdataset", "pandas"])
 def test_inputs_of_every_kind_are_trained_on_measured_and_indexed(form, photos, of_folder, tmp_path):
     data, run = INPUTS[form](photos, tmp_path), tmp_path / "run"
-    result = trained(data, run, "data.workers=1")
-    assert result.report.mauprc == of_folder
+    assert trained(data, run, "data.workers=1").report.mauprc == of_folder
     model = f"aurank:{run}/best"
     assert evaluate_model(model, ImageSelection(data)).mauprc == of_folder
     index = build_index(model, ImageSelection(data), out=tmp_path / "index")

@@ -90,9 +90,8 @@ def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(tmp_
 def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path):
     exif = Image.Exif()
     exif[274] = 6  # turned by a quarter
-    whole = Image.fromarray(pixels(0, 300, 400))
     for number in range(4):
-        whole.save(tmp_path / f"{number}.jpg", exif=exif)
+        Image.fromarray(pixels(0, 300, 400)).save(tmp_path / f"{number}.jpg", exif=exif)
         file = tmp_path / f"{number}.jpg"
         file.write_bytes(file.read_bytes()[:2000])  # the pixels are gone
     (tmp_path / "broken.jpg").write_bytes(b"no photo")

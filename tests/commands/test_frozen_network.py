@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from testing.runs import tiny_config
+from testing.trees import pixels, write_image
 from torch import Tensor
 from torch.nn import functional
 
@@ -45,9 +46,8 @@ def frozen(folder: Path, settings: dict[str, Any], **shown: Any) -> Frozen:
     photos = []
     for place, (height, width) in enumerate(SHAPES):
         photos.append(folder / f"photos/{'abcd'[place % 4]}/{place}.{'png' if place % 3 else 'jpg'}")
-        photos[-1].parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(place).integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).convert("L" if place == 3 else "RGB").save(photos[-1])
+        photo = Image.fromarray(pixels(place, height, width))
+        write_image(photos[-1], photo.convert("L" if place == 3 else "RGB"))
     data = {"name": "folder", "root": str(folder / "photos"), "params": {"test_fraction": 0.5}, "channels": 3}
     data |= {**shown, "train_transform": {"name": "crop_flip"}, "test_transform": None}
     config = tiny_config(
@@ -73,8 +73,8 @@ def by_timm(model: Any, settings: dict[str, Any], photos: list[Path]) -> Tensor:
     """The embeddings of timm alone, in the order of the photos' names."""
     transform = timm.data.create_transform(**settings)
     with torch.inference_mode():
-        pixels = torch.stack([transform(Image.open(path).convert("RGB")) for path in sorted(photos)])
-        found: Tensor = functional.normalize(model.eval()(pixels), dim=-1)
+        images = torch.stack([transform(Image.open(path).convert("RGB")) for path in sorted(photos)])
+        found: Tensor = functional.normalize(model.eval()(images), dim=-1)
     return found
 
 
@@ -98,8 +98,7 @@ def test_a_frozen_network_gives_the_same_embeddings_by_every_way(crop, size, res
     expected = by_timm(plain, {"input_size": (3, *size), **settings}, photos)
     assert torch.equal(embeddings(f"aurank:{run}", images), expected)
     options = f"weights={weights},input_size={size[0]}x{size[1]},resize={resize}"
-    before = embeddings(f"timm:test_resnet,{options}", images)
-    assert torch.equal(functional.normalize(before, dim=-1), expected)
+    assert torch.equal(functional.normalize(embeddings(f"timm:test_resnet,{options}", images), dim=-1), expected)
     for to in ("hf", *(["onnx"] if find_spec("onnxscript") else [])):
         tolerance = 1e-5 if to == "onnx" else 0.0  # which another runtime computes
         out = tmp_path / to

@@ -58,8 +58,7 @@ def test_rows_classes_and_thresholds_choose_what_is_found(made: Path) -> None:
     everything = index.search_rows([7], k=100)[0]
     assert len(everything) == 19
     assert 7 not in {hit.row for hit in everything}
-    least = everything[4].score
-    assert index.search_rows([7], k=100, threshold=least)[0] == everything[:5]
+    assert index.search_rows([7], k=100, threshold=everything[4].score)[0] == everything[:5]
     with pytest.raises(UserError, match="threshold must be a number"):
         index.search_rows([0], threshold=float("nan"))
     some = index.search_rows([7], k=100, classes=["c0", "c2"])[0]
@@ -156,8 +155,7 @@ def test_an_approximate_index_says_what_it_finds(factory: str, copied: Path) -> 
 )
 def test_post_processing_is_kept_and_applied_to_what_is_added(steps: str, copied: Path) -> None:
     images = ImageSelection(f"folder:{copied / 'photos'}")
-    rows = ImageIndex.open(copied / "index").rows.embeddings
-    np.save(copied / "train.npy", rows)
+    np.save(copied / "train.npy", ImageIndex.open(copied / "index").rows.embeddings)
     how = {"postprocess": steps, "fit_on": None if steps.startswith("binary") else copied / "train.npy"}
     build_index(MODEL, images, out=copied / "steps", **how)  # type: ignore[arg-type]
     write_photo(copied / "photos/c9/new.png", 100)
@@ -231,9 +229,6 @@ def test_odd_names_stay_text_and_gone_images_are_named(tmp_path: Path) -> None:
     assert "<span>&lt;img src=x onerror=alert(1)&gt;.<wbr>jpg</span>" in page
     assert "gone or unreadable: 1." in page
     assert page.count('src="data:image/') == 4
-
-
-# -- photos that were moved: found with --root, remembered by what changes the index
 
 
 @pytest.fixture(scope="module")

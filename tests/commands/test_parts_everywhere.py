@@ -51,8 +51,6 @@ def test_a_table_is_embedded_in_parts_and_is_that_of_the_file(tmp_path):
     for name in ("rows.parquet", "again.parquet"):
         for column, values in vars(Embedded.load(tmp_path / name)).items():
             assert np.array_equal(values, once[column]), column
-    with pytest.raises(UserError, match="these are embeddings already; name a model"):
-        embed_to_folder(f"embeddings:{tmp_path / 'rows.npz'}", out=tmp_path / "parts")
 
 
 def test_a_map_has_the_principal_axes_the_nearest_rows_and_the_ap_of_the_report(saved, tmp_path, monkeypatch):
@@ -109,8 +107,7 @@ def test_a_map_of_rows_without_positives_has_no_ap(saved, tmp_path):
 def page(path: Path) -> str:
     """What a page says of them; its pictures have names of their own each time."""
     embedded, _ = saved_embeddings(f"embeddings:{path}", str(path), None, ImageSelection())
-    measured = Measurement("m", embedded)
-    found = examine_measured(embedded.evaluate(neighbours=3), measured)
+    found = examine_measured(embedded.evaluate(neighbours=3), Measurement("m", embedded))
     return "\n".join([*map(str, found["findings"]), *found["left_out"]])
 
 

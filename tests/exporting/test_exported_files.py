@@ -50,8 +50,7 @@ def make(pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resne
             module.running_mean = 0.1 * torch.randn(module.num_features)
             module.running_var = 0.5 + torch.rand(module.num_features)
     shown = {"image_size": SIZE, "mean": (0.4,) * channels, "std": (0.3,) * channels, **(look or {})}
-    pipeline = TRANSFORMS["center"](channels=channels, **shown)
-    return Made(encoder.eval(), config, pipeline)
+    return Made(encoder.eval(), config, TRANSFORMS["center"](channels=channels, **shown))
 
 
 def photos(count: int = 3, channels: int = 3) -> list[Image.Image]:
@@ -210,8 +209,6 @@ def test_stored_preprocessing_gives_the_same_tensor(name):
     assert pixels.dtype == torch.uint8
     assert torch.equal(pipeline.normalise(pixels), pipeline(image))
 
-
-# -- Files that are cut short, of another version or of something else: one line each, with the remedy
 
 PIPELINE = TRANSFORMS["resize"](4, 3)
 

@@ -47,8 +47,7 @@ def test_both_lists_of_a_query_are_shown_as_the_reports_have_them() -> None:
     won = page[page.index("won") : page.index("lost ")]
     first = won[won.index('<div class="query">') :].split('<div class="query">')[1]
     best = int(np.argmax(large.per_query["ap"] - small.per_query["ap"]))
-    sides = first.split("<h4>")[1:]
-    for report, side in zip((small, large), sides, strict=True):
+    for report, side in zip((small, large), first.split("<h4>")[1:], strict=True):
         shown = [attributes["title"] for tag, attributes in Elements(side).tags if tag == "li"]
         listed = report.neighbours.row[best].tolist()
         is_positive = report.neighbours.is_positive[best].tolist()
@@ -69,8 +68,7 @@ def test_no_name_becomes_markup_or_mathematics() -> None:
     assert not any("onerror" in attributes for _, attributes in elements.tags)
     assert sum(tag == "script" for tag, _ in elements.tags) == 1
     assert all(name in elements.text for name in EVIL)
-    outside = [attributes for _, attributes in elements.tags if (attributes.get("src") or "data:")[:5] != "data:"]
-    assert not outside
+    assert not [attributes for _, attributes in elements.tags if (attributes.get("src") or "data:")[:5] != "data:"]
 
 
 @pytest.mark.slow

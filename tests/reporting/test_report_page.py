@@ -154,8 +154,7 @@ def test_findings_are_shown_with_what_was_not_looked_at():
 @pytest.mark.slow
 def test_nothing_is_fetched_from_elsewhere():
     source = ArraySource({f"{row}.png": np.full((8, 8, 3), row, np.uint8) for row in range(24)})
-    report = measured()
-    page = report_page(report, source=source)
+    page = report_page(measured(), source=source)
     for tag, attributes in Elements(page).tags:
         for name in ("src", "href", "xlink:href"):
             value = attributes.get(name) or "#"
@@ -177,21 +176,16 @@ def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch):
 
 
 def test_confusions_and_hubs_equal_loops():
-    report = measured(rows=60)
-    lists = report.neighbours
+    lists = measured(rows=60).neighbours
     labels = np.arange(60) // 3
     classes, taken_for, parts = confusions(lists, labels[lists.query], labels, most=4)
-    most = 0
-    for i, one in enumerate(classes):
-        of_class = [q for q in range(60) if labels[lists.query[q]] == one]
-        listed = sum((lists.row[q] >= 0).sum() for q in of_class)
-        for j, other in enumerate(taken_for):
-            taken = sum(labels[row] == other and other != one for q in of_class for row in lists.row[q])
-            assert parts[i, j] == taken / listed
-            most = max(most, taken)
-    near = zip(lists.query, lists.row, strict=True)
-    pairs = Counter((labels[query], labels[row]) for query, rows in near for row in rows)
-    assert most == max(count for (own, other), count in pairs.items() if own != other)
+    listed, wrong = Counter[int](), Counter[tuple[int, int]]()
+    for query, rows in zip(lists.query, lists.row, strict=True):
+        for row in rows:
+            listed[labels[query]] += 1
+            wrong[labels[query], labels[row]] += labels[query] != labels[row]
+    assert parts.tolist() == [[wrong[one, other] / listed[one] for other in taken_for] for one in classes]
+    assert max(wrong.values()) == max(wrong[pair] for pair in product(classes, taken_for))
     counted = hubs(lists, 60, most=60, above=0.0)
     number = [(lists.row == row).sum() for row in range(60)]
     assert counted["lists"].tolist() == sorted((one for one in number if one), reverse=True)
@@ -206,9 +200,7 @@ def mapped(report: Report, rows: np.ndarray) -> list[dict[str, Any]]:
     return [{name: float(value) for name, value in re.findall(r"--(\w+):([\d.]+)", style)} for style in styles]
 
 
-def test_a_map_shows_each_query_where_its_embedding_is_in_the_colour_of_its_class_or_ap(
-    monkeypatch,
-):
+def test_a_map_shows_each_query_where_its_embedding_is_in_the_colour_of_its_class_or_ap(monkeypatch):
     monkeypatch.setattr(overview, "importable", lambda name: False)
     rows = np.concatenate([np.eye(3)[[0, 0, 1, 1, 2]], [[1, 1, 1]]])
     report = aurank.evaluate(rows, [4, 4, 7, 7, 7, 9])  # the last has no positive and is no point

@@ -27,8 +27,7 @@ def test_all_files_are_written_and_agree_with_the_report(report, tmp_path):
     out.mkdir(parents=True)
     (out / "report.html").write_text("", encoding="utf-8")  # of an earlier report
     write_results(report, out)
-    names = ["per_class.csv", "per_query.parquet", "report.json"]
-    assert sorted(path.name for path in out.iterdir()) == names
+    assert sorted(path.name for path in out.iterdir()) == ["per_class.csv", "per_query.parquet", "report.json"]
     assert Report.load(out / "report.json").metrics == report.metrics
     table = pyarrow.parquet.read_table(out / "per_query.parquet")
     assert np.array_equal(table["ap"].to_numpy(), report.per_query["ap"])
@@ -81,8 +80,6 @@ def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report, tmp_path):
     assert Report.load(tmp_path / "report.json").command == "two"
 
 
-# -- Tables that other programs read: nothing in them is run
-
 EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", 'a,"b"\nc', "plain"]
 
 
@@ -92,8 +89,7 @@ def test_no_class_name_is_a_formula_in_csv():
     head, *rows = csv.reader(io.StringIO(class_csv(report)))
     assert head[:3] == ["class", "num_queries", "mauprc"]
     assert {row[0] for row in rows} == {"'=HYPERLINK(1)", "'+1", "'-1", "'@SUM(A1)", "'\tx", 'a,"b"\nc', "plain"}
-    table = report.class_table()
-    assert [float(row[2]) for row in rows] == pytest.approx(sorted(table["mauprc"].tolist()), abs=1e-6)
+    assert [float(row[2]) for row in rows] == pytest.approx(sorted(report.class_table()["mauprc"].tolist()), abs=1e-6)
 
 
 def test_names_are_escaped():

@@ -26,8 +26,7 @@ def test_the_page_of_a_run_has_its_curves_settings_and_hardest_queries(tmp_path)
     texts = ("Training loss.", "Validation mauprc", "name: soprc", "Worst queries", "model", "manifest")
     for text in (*texts, f"{result.report.mauprc:.4f}"):
         assert text in shown.text
-    worst = result.report.per_query["ap"].min()
-    assert f"AP <b>{worst:.3f}</b>" in page
+    assert f"AP <b>{result.report.per_query['ap'].min():.3f}</b>" in page
     assert page.count("data:image/") > 10  # the pictures of the queries and of what they find
 
 
@@ -44,16 +43,12 @@ def test_a_long_course_is_drawn_by_means_of_neighbouring_records(tmp_path, monke
     records: list[dict[str, Any]] = [{"split": "train", "step": step, "loss": 1 / step} for step in range(1, 2502)]
     records += [{"split": "val", "step": step, "mauprc": value} for step, value in ((9, 0.25), (18, 0.5), (27, 0.375))]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
-    page = training_page(tmp_path, None, settings="seed: 0", chosen_by="mauprc")
-    assert "seed: 0" in page
+    assert "seed: 0" in training_page(tmp_path, None, settings="seed: 0", chosen_by="mauprc")
     losses, validations, star = curves
     assert len(losses) == 834  # of three records each, the last of two
     np.testing.assert_allclose(losses[[0, -1]], [[2, (1 + 1 / 2 + 1 / 3) / 3], [2500.5, (1 / 2500 + 1 / 2501) / 2]])
     assert validations.tolist() == [[9, 0.25], [18, 0.5], [27, 0.375]]
     assert star.tolist() == [[18, 0.5]]
-
-
-# -- tune.html: few trials are all shown, of many the worst lie below the pictures
 
 
 def line(number: int, value: float) -> dict[str, object]:

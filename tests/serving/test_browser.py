@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
@@ -19,7 +18,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
-from testing.galleries import COLOURS, EVIL, running_server, words_index, write_coloured
+from testing.galleries import EVIL, photo_of, running_server, words_index, write_coloured
 
 import aurank
 from aurank.commands import ImageIndex, build_index, mixed_query
@@ -109,20 +108,13 @@ def neighbours(browser: webdriver.Chrome, index: ImageIndex) -> Iterator[Page]:
         yield page
 
 
-def green() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (60, 40), COLOURS["green"]).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_a_token_given_as_a_password_opens_the_page_with_its_pictures(started, index):
-    page = Page(started)
     with running_server(index, token="secret") as port:
         started.get(f"http://127.0.0.1:{port}/")
         assert not started.find_elements(By.CSS_SELECTOR, "#heading")
         started.get(f"http://anyone:secret@127.0.0.1:{port}/")  # as if typed into the browser's own question
         started.get(f"http://127.0.0.1:{port}/")
-        page.until("Gallery", "1–24 of 30")
+        Page(started).until("Gallery", "1–24 of 30")
         loaded = "return [...document.querySelectorAll('#list img')].some(one => one.naturalWidth > 0)"
         WebDriverWait(started, 20).until(lambda driver: driver.execute_script(loaded))
 
@@ -136,9 +128,9 @@ def test_drop_then_results_then_a_neighbour_then_a_filter(browser, index):
         assert page.one("#about").text == "30 images, timm:test_vit, cosine, index Flat; 3 classes"
         assert page.rows() == list(range(24))
 
-        page.drop(green(), "my <b>photo</b>.png")
+        page.drop(photo_of("green"), "my <b>photo</b>.png")
         page.until("Nearest images", "1–24 of 30")
-        assert page.rows() == [hit.row for hit in index.search([green()], k=24)[0]]
+        assert page.rows() == [hit.row for hit in index.search([photo_of("green")], k=24)[0]]
         assert page.one("#caption").text == "my <b>photo</b>.png"
         assert page.one("#list .score").text.startswith("1 · ")
 
@@ -186,10 +178,12 @@ def test_words_are_typed_alone_and_beside_a_photo_and_stay_text(browser, tmp_pat
         for text in ("green mug", "<img src=x onerror=alert(1)>", "כחול mug"):
             search(text, words.embed_texts([text]))
             assert not page.one("#query").is_displayed()
-        page.drop(green(), "photo.png")
+        page.drop(photo_of("green"), "photo.png")
         wait.until(lambda _: page.one("#query").is_displayed())
         assert page.one("#text").get_attribute("value") == ""
-        search("red mug", mixed_query(np.concatenate([words.embed([green()]), words.embed_texts(["red mug"])])))
+        search(
+            "red mug", mixed_query(np.concatenate([words.embed([photo_of("green")]), words.embed_texts(["red mug"])]))
+        )
         assert page.one("#caption").text == "photo.png"
         assert browser.get_log("browser") == []
         browser.execute_script(f"location.hash = 'text={'a' * 100_000}'")
@@ -220,7 +214,7 @@ def test_a_class_is_typed_scores_have_a_threshold_and_a_list_is_downloaded(neigh
 
 def test_the_keyboard_chooses_pages_and_searches(browser, index, tmp_path):
     page = Page(browser)
-    (tmp_path / "green.png").write_bytes(green())
+    (tmp_path / "green.png").write_bytes(photo_of("green"))
     with running_server(index) as port:
         browser.get(f"http://127.0.0.1:{port}/#class=red")
         page.until("Gallery", "1–10 of 10")
@@ -334,7 +328,7 @@ def test_why_shows_both_pictures_and_what_the_maps_explain(browser, tmp_path, ne
         browser.get(f"http://127.0.0.1:{port}/")
         neighbours.until("Gallery", "1–6 of 6")
         assert not browser.find_elements(By.CSS_SELECTOR, "#list button")
-        neighbours.drop(green(), "green.png")
+        neighbours.drop(photo_of("green"), "green.png")
         neighbours.until("Nearest images", "1–6 of 6")
         assert reason_of_the_second("[64, 64]").endswith("explained in full")
     assert not [entry for entry in browser.get_log("browser") if "Content Security Policy" in entry["message"]]

@@ -257,5 +257,4 @@ def test_connections_that_never_ask_keep_nobody_waiting(index):
         for number in range(200):
             wire = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
             wire.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx-never: " if number % 2 else b"")
-        answer = asked(port, "POST", "/api/search", b'{"row": 3}', {"content-type": "application/json"})
-        assert answer[0] == 200
+        assert asked(port, "POST", "/api/search", b'{"row": 3}', {"content-type": "application/json"})[0] == 200

@@ -15,44 +15,14 @@ from oracles import sup as oracles_sup
 from oracles import temperatures as oracles_temperatures
 from torch import Tensor
 
-from aurank.losses import (
-    AUROCLoss,
-    BlackBoxAPLoss,
-    CLIPLoss,
-    CyCLIPLoss,
-    DCLLoss,
-    EMC2Loss,
-    FastAPLoss,
-    FastCLIPLoss,
-    FlatNCELoss,
-    HierarchicalAPLoss,
-    InfoNCELoss,
-    ISogCLRLoss,
-    ListwiseAPLoss,
-    NegativeCacheLoss,
-    NeuCLIPLoss,
-    PairLoss,
-    PNPLoss,
-    RecallAtKLoss,
-    SemiVarianceLoss,
-    SigLIPLoss,
-    SimCoLoss,
-    SiMoLoss,
-    SmoothAPLoss,
-    SogCLRLoss,
-    SOPRCLoss,
-    SpectralContrastiveLoss,
-    SupAPLoss,
-    SupConLoss,
-    SupRecallLoss,
-)
+from aurank import losses
 from aurank.losses.ranking.ranking_sums import block_gradients, block_sums
 
 COUNTS = [9, 4, 20, 1, 6, 3]
 
 
 class Case(NamedTuple):
-    make: Callable[..., PairLoss]  # takes the keyword arguments of PML
+    make: Callable[..., losses.PairLoss]  # takes the keyword arguments of PML
     # (similarity, positive, negative, labels) -> terms of a new loss, a tensor where a term is one value for the batch
     oracle: Callable[..., dict[str, oracles.PerQuery | Tensor]]
     # a query is ranked among its own references where it is one of them: the oracle takes include_self too
@@ -63,11 +33,7 @@ class Case(NamedTuple):
     joins_queries: bool = False
 
 
-def auroc(surrogate: str) -> Case:
-    return in_batch(AUROCLoss, oracles.auroc, surrogate=surrogate, temperature=0.1)
-
-
-def calibrated(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQuery]) -> Case:
+def calibrated(make: Callable[..., losses.PairLoss], oracle: Callable[..., oracles.PerQuery]) -> Case:
     return Case(make, lambda s, p, n, y: {"loss": oracle(s, p, n), "calibration": oracles_sup.calibration(s, p, n)})
 
 
@@ -77,7 +43,7 @@ SAMPLES = 40  # rows of the data set; classes may stand in for them, so a label 
 def sogclr(**own: object) -> Case:
     """On its first batch, when a sample's normaliser is the batch's own."""
     return Case(
-        lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, **own, **given),
+        lambda **given: losses.SogCLRLoss(SAMPLES, views=SAMPLES, **own, **given),
         lambda s, p, n, y: {"loss": oracles_contrastive.decoupled(s, p, n, temperature=0.1)},
         joins_queries="average" not in own,
     )
@@ -86,7 +52,7 @@ def sogclr(**own: object) -> Case:
 def emc2(out_of_batch: str) -> Case:
     """On its first batch, when no chain has a state; labels name the rows, but not references beside the batch."""
     return Case(
-        lambda **given: EMC2Loss(SAMPLES, views=SAMPLES, out_of_batch=out_of_batch, **given),
+        lambda **given: losses.EMC2Loss(SAMPLES, views=SAMPLES, out_of_batch=out_of_batch, **given),
         lambda s, p, n, y: {
             "loss": oracles_chains.emc2_first_batch(s, p, n, None if p[0][0] or n[0][0] else y, temperature=0.07)
         },
@@ -98,7 +64,7 @@ def negative_cache(weighted: bool) -> Case:
     """On its first batch, when the cache is empty."""
     settings = {"temperature": 0.07, "samples": SAMPLES, "weighted": weighted}
     return Case(
-        lambda **given: NegativeCacheLoss(SAMPLES, views=SAMPLES, positive_in_denominator=weighted, **given),
+        lambda **given: losses.NegativeCacheLoss(SAMPLES, views=SAMPLES, positive_in_denominator=weighted, **given),
         lambda s, p, n, y: {"loss": oracles_chains.negative_cache_first_batch(s, p, n, **settings)},
     )
 
@@ -109,7 +75,7 @@ LEARNT = float(torch.tensor(0.07).log().double().exp())  # a learnable temperatu
 def isogclr(**own: object) -> Case:
     """On its first batch, when a sample's normaliser is the batch's own."""
     return Case(
-        lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature=0.5, **own, **given),
+        lambda **given: losses.ISogCLRLoss(SAMPLES, views=SAMPLES, temperature=0.5, **own, **given),
         lambda s, p, n, y: {"loss": oracles_temperatures.robust(s, p, n, temperature=0.5, rho=0.3)},
         joins_queries="average" not in own,
     )
@@ -119,7 +85,7 @@ def fastclip(version: str, temperature: float, rho: float) -> Case:
     """On its first batch, too."""
     given_rho = {"rho": rho} if rho else {}
     return Case(
-        lambda **given: FastCLIPLoss(
+        lambda **given: losses.FastCLIPLoss(
             SAMPLES, version, two_way=False, views=SAMPLES, gamma_schedule="constant", **given_rho, **given
         ),
         lambda s, p, n, y: {
@@ -130,7 +96,7 @@ def fastclip(version: str, temperature: float, rho: float) -> Case:
     )
 
 
-def clip(make: Callable[..., PairLoss], **terms: Callable[..., Tensor]) -> Case:
+def clip(make: Callable[..., losses.PairLoss], **terms: Callable[..., Tensor]) -> Case:
     return Case(
         lambda **given: make(two_way=False, **given),
         lambda s, p, n, y: {
@@ -144,85 +110,89 @@ def neuclip() -> Case:
     """On its first batch, when the prototypes are the references; of their steps the oracle cannot know."""
     settings = {"temperature": 0.125, "epsilon": 1e-8, "rho": 6.5}
     return Case(
-        lambda **given: NeuCLIPLoss(6, two_way=False, inner_steps=0, **settings, **given),
+        lambda **given: losses.NeuCLIPLoss(6, two_way=False, inner_steps=0, **settings, **given),
         lambda s, p, n, y: {"loss": oracles_neuclip.first_batch(s, p, n, **settings)},
     )
 
 
-def in_batch(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQuery], **settings: object) -> Case:
+def in_batch(make: Callable[..., losses.PairLoss], oracle: Callable[..., oracles.PerQuery], **settings: object) -> Case:
     """A loss without state, whose oracle takes the same settings."""
     return Case(lambda **given: make(**settings, **given), lambda s, p, n, y: {"loss": oracle(s, p, n, **settings)})
 
 
 TABLE = {
-    "auroc": auroc("huber"),
-    "auroc logistic": auroc("logistic"),
-    "auroc sigmoid": auroc("sigmoid"),
+    "auroc": in_batch(losses.AUROCLoss, oracles.auroc, surrogate="huber", temperature=0.1),
+    "auroc logistic": in_batch(losses.AUROCLoss, oracles.auroc, surrogate="logistic", temperature=0.1),
+    "auroc sigmoid": in_batch(losses.AUROCLoss, oracles.auroc, surrogate="sigmoid", temperature=0.1),
     "blackbox_ap": Case(
-        lambda **given: BlackBoxAPLoss(margin=0, **given),  # a margin is random
+        lambda **given: losses.BlackBoxAPLoss(margin=0, **given),  # a margin is random
         lambda s, p, n, y: oracles.blackbox_ap(s, p, n),
     ),
     "blackbox_ap without flat": Case(
-        lambda **given: BlackBoxAPLoss(margin=0, flat_weight=0, **given),
+        lambda **given: losses.BlackBoxAPLoss(margin=0, flat_weight=0, **given),
         lambda s, p, n, y: {"loss": oracles.blackbox_ap(s, p, n, flat_weight=0)["loss"]},
     ),
-    "clip": clip(CLIPLoss),
+    "clip": clip(losses.CLIPLoss),
     # what "in_modal" adds does not follow from the similarity alone: test_cyclip.py
     "cyclip": clip(
-        lambda **given: CyCLIPLoss(in_modal=0, **given),
+        lambda **given: losses.CyCLIPLoss(in_modal=0, **given),
         cross_modal=lambda *given: 0.25 * oracles_temperatures.cross_modal(*given),
     ),
-    "dcl": in_batch(DCLLoss, oracles_contrastive.dcl, temperature=0.1),
-    "dcl weighted": in_batch(DCLLoss, oracles_contrastive.dcl, temperature=0.1, weight_sigma=0.5),
+    "dcl": in_batch(losses.DCLLoss, oracles_contrastive.dcl, temperature=0.1),
+    "dcl weighted": in_batch(losses.DCLLoss, oracles_contrastive.dcl, temperature=0.1, weight_sigma=0.5),
     "emc2": emc2("stored"),
     "emc2 restart": emc2("restart"),
-    "fast_ap": Case(FastAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=11)}),
+    "fast_ap": Case(losses.FastAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=11)}),
     "fastclip": fastclip("v3", LEARNT, rho=0.3),
     "fastclip v0": fastclip("v0", LEARNT, rho=0),
     "fastclip v1": fastclip("v1", 0.07, rho=0),
     "fastclip v2": fastclip("v2", float(torch.tensor(0.03)), rho=0.3),
-    "flat_nce": in_batch(FlatNCELoss, oracles_contrastive.flat_nce, temperature=0.1),
+    "flat_nce": in_batch(losses.FlatNCELoss, oracles_contrastive.flat_nce, temperature=0.1),
     # with super-labels its value needs the references' labels too: test_hierarchical_ap.py
-    "hierarchical_ap": Case(HierarchicalAPLoss, lambda s, p, n, y: {"loss": oracles_sup.sup_ap(s, p, n, share=1.0)}),
-    "info_nce": in_batch(InfoNCELoss, oracles_contrastive.info_nce, temperature=0.1),
+    "hierarchical_ap": Case(
+        losses.HierarchicalAPLoss, lambda s, p, n, y: {"loss": oracles_sup.sup_ap(s, p, n, share=1.0)}
+    ),
+    "info_nce": in_batch(losses.InfoNCELoss, oracles_contrastive.info_nce, temperature=0.1),
     "isogclr": isogclr(),
     "isogclr global": isogclr(individual=False),
     "isogclr official": isogclr(official=True),
     "isogclr plain": isogclr(average="plain"),
     "isogclr weighted_pull": isogclr(weighted_pull=True),
-    "listwise_ap": Case(ListwiseAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=20)}),
+    "listwise_ap": Case(
+        losses.ListwiseAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=20)}
+    ),
     "listwise_ap tie_aware": Case(
-        lambda **given: ListwiseAPLoss(tie_aware=True, **given),
+        lambda **given: losses.ListwiseAPLoss(tie_aware=True, **given),
         lambda s, p, n, y: {"loss": oracles_binned.tie_aware_ap(s, p, n, number=20)},
     ),
     "negative_cache": negative_cache(weighted=True),
     "negative_cache unweighted": negative_cache(weighted=False),
     "neuclip": neuclip(),
-    "pnp": in_batch(PNPLoss, oracles_sup.pnp, variant="D_q"),
-    "pnp O": in_batch(PNPLoss, oracles_sup.pnp, variant="O"),
-    "pnp I_u": in_batch(PNPLoss, oracles_sup.pnp, variant="I_u"),
-    "pnp I_b": in_batch(PNPLoss, oracles_sup.pnp, variant="I_b"),
-    "pnp D_s": in_batch(PNPLoss, oracles_sup.pnp, variant="D_s"),
+    "pnp": in_batch(losses.PNPLoss, oracles_sup.pnp, variant="D_q"),
+    "pnp O": in_batch(losses.PNPLoss, oracles_sup.pnp, variant="O"),
+    "pnp I_u": in_batch(losses.PNPLoss, oracles_sup.pnp, variant="I_u"),
+    "pnp I_b": in_batch(losses.PNPLoss, oracles_sup.pnp, variant="I_b"),
+    "pnp D_s": in_batch(losses.PNPLoss, oracles_sup.pnp, variant="D_s"),
     "recall_at_k": in_batch(
-        RecallAtKLoss, oracles.recall_at_k, k=(1, 2, 4, 8, 16), temperature=0.01, rank_temperature=1.0
+        losses.RecallAtKLoss, oracles.recall_at_k, k=(1, 2, 4, 8, 16), temperature=0.01, rank_temperature=1.0
     ),
     "semi_variance": Case(
-        SemiVarianceLoss, lambda s, p, n, y: {"loss": oracles.semi_variance(s, p, n, weights=(1.0, 5.0))}
+        losses.SemiVarianceLoss, lambda s, p, n, y: {"loss": oracles.semi_variance(s, p, n, weights=(1.0, 5.0))}
     ),
     "siglip": Case(
-        lambda **given: SigLIPLoss(two_way=False, **given),
+        lambda **given: losses.SigLIPLoss(two_way=False, **given),
         lambda s, p, n, y: {
             "loss": oracles_temperatures.sigmoid(
                 s, p, n, temperature=float(torch.tensor(0.1).log().double().exp()), bias=-10.0
             )
         },
     ),
-    "simco": in_batch(SimCoLoss, oracles_contrastive.simco, temperature=0.1, inter_temperature=1.0),
-    "simo": in_batch(SiMoLoss, oracles_contrastive.simo, temperature=0.2, alpha=65536.0),
-    "smooth_ap": Case(SmoothAPLoss, lambda s, p, n, y: {"loss": oracles.smooth_ap(s, p, n, temperature=0.01)}),
-    "smooth_ap wide": in_batch(SmoothAPLoss, oracles.smooth_ap, temperature=1.0),
+    "simco": in_batch(losses.SimCoLoss, oracles_contrastive.simco, temperature=0.1, inter_temperature=1.0),
+    "simo": in_batch(losses.SiMoLoss, oracles_contrastive.simo, temperature=0.2, alpha=65536.0),
+    "smooth_ap": Case(losses.SmoothAPLoss, lambda s, p, n, y: {"loss": oracles.smooth_ap(s, p, n, temperature=0.01)}),
+    "smooth_ap wide": in_batch(losses.SmoothAPLoss, oracles.smooth_ap, temperature=1.0),
     "smooth_ap official": Case(
-        lambda **given: SmoothAPLoss(official=True, **given),
+        lambda **given: losses.SmoothAPLoss(official=True, **given),
         lambda s, p, n, y, **itself: {"loss": oracles.smooth_ap(s, p, n, temperature=0.01, **itself)},
         ranks_itself=True,
     ),
@@ -231,17 +201,17 @@ TABLE = {
     "sogclr plain": sogclr(average="plain"),
     "sogclr previous": sogclr(previous_normalizer=True),
     "soprc": Case(
-        lambda **given: SOPRCLoss(COUNTS, **given),
+        lambda **given: losses.SOPRCLoss(COUNTS, **given),
         lambda s, p, n, y: oracles.soprc_first_batch(s, p, n, y, class_counts=COUNTS),
     ),
     "soprc official": Case(
-        lambda **given: SOPRCLoss(COUNTS, official=True, **given),
+        lambda **given: losses.SOPRCLoss(COUNTS, official=True, **given),
         lambda s, p, n, y: oracles.official_soprc_first_batch(s, p, n, y, class_counts=COUNTS),
     ),
-    "spectral": in_batch(SpectralContrastiveLoss, oracles_contrastive.spectral, mu=2.0),
-    "sup_ap": calibrated(SupAPLoss, oracles_sup.sup_ap),
-    "sup_con": in_batch(SupConLoss, oracles_contrastive.sup_con, temperature=0.1),
-    "sup_recall": calibrated(SupRecallLoss, oracles_sup.sup_recall),
+    "spectral": in_batch(losses.SpectralContrastiveLoss, oracles_contrastive.spectral, mu=2.0),
+    "sup_ap": calibrated(losses.SupAPLoss, oracles_sup.sup_ap),
+    "sup_con": in_batch(losses.SupConLoss, oracles_contrastive.sup_con, temperature=0.1),
+    "sup_recall": calibrated(losses.SupRecallLoss, oracles_sup.sup_recall),
 }
 
 
@@ -253,18 +223,18 @@ def no_oracle(*_: object) -> dict[str, oracles.PerQuery | Tensor]:
 FURTHER = {
     name: Case(make, no_oracle)
     for name, make in {
-        "cyclip in_modal": lambda **given: CyCLIPLoss(two_way=False, **given),
-        "emc2 official": lambda **given: EMC2Loss(SAMPLES, views=SAMPLES, official=True, **given),
-        "fastclip official": lambda **given: FastCLIPLoss(
+        "cyclip in_modal": lambda **given: losses.CyCLIPLoss(two_way=False, **given),
+        "emc2 official": lambda **given: losses.EMC2Loss(SAMPLES, views=SAMPLES, official=True, **given),
+        "fastclip official": lambda **given: losses.FastCLIPLoss(
             SAMPLES, two_way=False, views=SAMPLES, gamma_schedule="constant", rho=0.3, official=True, **given
         ),
-        "hierarchical_ap clustering": lambda **given: HierarchicalAPLoss(
+        "hierarchical_ap clustering": lambda **given: losses.HierarchicalAPLoss(
             [0, 0, 1, 1, 0, -1], clustering=0.1, embedding_size=6, **given
         ),
-        "hierarchical_ap levels": lambda **given: HierarchicalAPLoss([0, 0, 1, 1, 0, -1], **given),
-        "isogclr adam": lambda **given: ISogCLRLoss(SAMPLES, views=SAMPLES, temperature_update="adam", **given),
-        "neuclip steps": lambda **given: NeuCLIPLoss(6, two_way=False, num_prototypes=16, **given),
-        "sogclr shared": lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, normalizer="shared", **given),
+        "hierarchical_ap levels": lambda **given: losses.HierarchicalAPLoss([0, 0, 1, 1, 0, -1], **given),
+        "isogclr adam": lambda **given: losses.ISogCLRLoss(SAMPLES, views=SAMPLES, temperature_update="adam", **given),
+        "neuclip steps": lambda **given: losses.NeuCLIPLoss(6, two_way=False, num_prototypes=16, **given),
+        "sogclr shared": lambda **given: losses.SogCLRLoss(SAMPLES, views=SAMPLES, normalizer="shared", **given),
     }.items()
 }
 
@@ -324,10 +294,8 @@ def sums_and_gradients(gradient: Tensor, scores: Tensor, others: Tensor, **named
 
 
 def compare(gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
-    """Nothing; raises unless sums and gradients are those of the definition, to the type's precision.
-
-    In float32 a gradient may be off by a rounding of x, which the temperature magnifies.
-    """
+    """Nothing; raises unless sums and gradients are those of the definition, to the type's precision."""
+    # In float32 a gradient may be off by a rounding of x, which the temperature magnifies.
     found = sums_and_gradients(gradient, scores, others, **named)
     for each, wanted, like in zip(
         found, defined(gradient, scores, others, **named), (scores, scores, others), strict=True

@@ -36,8 +36,7 @@ def gradient(model: dict[str, Any], train: dict[str, Any]) -> tuple[torch.Tensor
     trainer = Trainer(config, build_splits(config))
     whole = next(trainer.sampler.iterate(0, 0))[2]
     for rows in (whole, whole[:12]):
-        batch = trainer.train_data.__getitems__(view_keys(rows, 0))
-        _, loss = trainer.forward(batch)
+        _, loss = trainer.forward(trainer.train_data.__getitems__(view_keys(rows, 0)))
         trainer.backward(loss)
     found = [each.grad.flatten() for each in trainer.model.parameters() if each.grad is not None]
     return torch.cat(found), list(trainer.model.state_dict())

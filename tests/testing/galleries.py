@@ -1,6 +1,7 @@
 """Photos, saved rows, indexes and models that tests search, serve and embed with."""
 
 import contextlib
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from testing.runs import tiny_config
-from testing.trees import png, write_tree
+from testing.trees import png, write_image, write_tree
 from torch import nn
 
 from aurank.commands import ImageIndex, build_index
@@ -62,12 +63,17 @@ def write_photos(folder: Path, classes: int = 4, images: int = 5) -> Path:
 def write_coloured(folder: Path, *, each: int = 10) -> Path:
     """Write `each` noisy photos of each colour, some red ones with the names of `EVIL`; return the folder."""
     for colour, value in COLOURS.items():
-        (folder / colour).mkdir(parents=True)
         for number in range(each):
             noise = np.random.default_rng([number, *value]).integers(-35, 36, (48, 64, 3))
             name = EVIL[number] if colour == "red" and number < len(EVIL) else f"{number}.png"
-            Image.fromarray((np.array(value) + noise).clip(0, 255).astype(np.uint8)).save(folder / colour / name)
+            write_image(folder / colour / name, (np.array(value) + noise).clip(0, 255))
     return folder
+
+
+def photo_of(colour: str = "green") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (50, 40), COLOURS[colour]).save(file, "PNG")
+    return file.getvalue()
 
 
 def small_index(folder: Path, out: Path | str, **options: object) -> ImageIndex:
@@ -84,11 +90,8 @@ def write_split_photos(folder: Path, *, classes: int = 9, each: int = 4) -> Path
     for label in range(classes):
         split = "test" if label >= classes - 3 else "train"
         for place in range(each):
-            shape = (41 + place, 57 - label, 3)
-            pixels = chance.integers(0, 256, shape, dtype=np.uint8) // 4 + np.uint8(label * 20)
-            path = folder / split / f"class{label}" / f"{place}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(path)
+            pixels = chance.integers(0, 256, (41 + place, 57 - label, 3), dtype=np.uint8) // 4 + np.uint8(label * 20)
+            write_image(folder / split / f"class{label}" / f"{place}.png", pixels)
     return folder
 
 

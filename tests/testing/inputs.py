@@ -123,9 +123,7 @@ def _frame(library: str, photos: Path, **where: Any) -> Manifest:
 
 INPUTS: Mapping[str, Callable[[Path, Path], Input]] = {
     "torchvision": lambda photos, out: from_dataset({split: Vision(split) for split in SPLITS}),
-    "ImageFolder": lambda photos, out: from_dataset(
-        {split: ImageFolder(photos / split) for split in ("train", "test")}
-    ),
+    "ImageFolder": lambda photos, out: from_dataset({split: ImageFolder(photos / split) for split in SPLITS}),
     "tensors": lambda photos, out: from_dataset({split: Vision(split, as_tensor) for split in SPLITS}),
     "lists": lambda photos, out: from_dataset({split: items(split) for split in SPLITS}),
     "datasets": lambda photos, out: from_dataset(of_hugging_face()),

@@ -72,10 +72,7 @@ def write_averaged(runs: Path) -> None:
 
 
 def write_world(folder: Path) -> aurank.TrainResult:
-    """Write what the pages speak of into a folder: photos, tables, embeddings, two small runs, weights.
-
-    Returns the result of the run of images.
-    """
+    """Write what the pages speak of into a folder, and return the result of the run of images."""
     write_tree(folder, [f"photos/class{place % 8}/{place}.png" for place in range(48)], height=20, width=20)
     people = [f"people/{place // 2:04d}_c{place % 2}.png" for place in range(24)]  # identities seen by two cameras
     write_tree(folder, people, height=40, width=20)

@@ -61,16 +61,25 @@ CONTEXT.set_forkserver_preload(
     ]
 )
 
-# Lines to run before a training: its process kills itself before the sixth step.
-KILLED = """
-import os, signal
+
+def ending_at(step: int, number: int = signal.SIGKILL) -> str:
+    """Lines to run before a command: its process sends itself a signal at that step, counted over its trainings."""
+    return f"""
+import os
 from aurank.training.loop import Loop
-def killed(loop, batches, run=Loop.step):
-    if loop.progress.step == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
+count = 0
+def counted(loop, batches, run=Loop.step):
+    global count
+    count += 1
+    if count == {step}:
+        os.kill(os.getpid(), {int(number)})
     return run(loop, batches)
-Loop.step = killed
+globals().update(counted=counted)
+Loop.step = counted
 """
+
+
+KILLED = ending_at(6)
 
 
 class Running:
@@ -120,8 +129,7 @@ def _work(
     errors: str,
 ) -> None:
     for number, path in ((1, output), (2, errors)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-        os.dup2(descriptor, number)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     os.environ.update(environment)
     if folder is not None:

@@ -32,10 +32,7 @@ SUM: list[dict[str, Any]] = [
 
 
 def tiny_config(loss: Any = "soprc", **sections: dict[str, Any]) -> dict[str, Any]:
-    """A plain configuration; ``sections`` override single keys, ``tiny_config(train={"steps": 4})``.
-
-    ``loss``: its name, or a list of terms such as ``SUM``.
-    """
+    """A plain configuration; `sections` override single keys, and `loss` is a name or a list of terms such as `SUM`."""
     config: dict[str, Any] = {
         "seed": 3,
         "data": {
@@ -177,8 +174,7 @@ def pairs_config(root: Path, loss: str = "sogclr", **sections: dict[str, Any]) -
     data |= {"validation_fraction": 0.3, "train_transform": {"name": "resize"}}
     text = {"layers": 1, "width": 16, "heads": 2, "length": 12, "vocabulary": 300}
     given = {"data": {**data, **sections.pop("data", {})}, "model": {"text": text, **sections.pop("model", {})}}
-    config = tiny_config(loss, **given, **sections)
-    return {**config, "sampler": {"name": "shuffled", "batch": 16}}
+    return {**tiny_config(loss, **given, **sections), "sampler": {"name": "shuffled", "batch": 16}}
 
 
 def trainer_of(config: dict[str, Any]) -> Trainer:

@@ -11,22 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from aurank.losses import (
-    LOSSES,
-    BlackBoxAPLoss,
-    CLIPLoss,
-    CrossBatchMemory,
-    EMC2Loss,
-    FastCLIPLoss,
-    HierarchicalAPLoss,
-    MultipleLosses,
-    NegativeCacheLoss,
-    NeuCLIPLoss,
-    RecallAtKLoss,
-    SogCLRLoss,
-    SOPRCLoss,
-    contrastive,
-)
+from aurank import losses
 
 
 def same_state(one: object, other: object) -> bool:
@@ -48,29 +33,31 @@ KEYED = {"views": SAMPLES}
 LABELS = torch.tensor([0] * 5 + [1] * 2 + [2] * 6 + [4] * 3 + [5] * 2)
 
 
+class OfLabels(nn.Module):
+    """A loss as one of embeddings and labels alone; `further` makes its other arguments of them."""
+
+    def __init__(self, loss: nn.Module, further: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> None:
+        super().__init__()
+        self.loss, self.further = loss, further
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        value: Tensor = self.loss(embeddings, labels, **self.further(embeddings, labels))
+        return value
+
+
 def against_another_modality(loss: nn.Module) -> nn.Module:
     """A two-way loss as one of a single batch: the texts are the images moved a little."""
-
-    class TwoWay(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.loss = loss
-
-        def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-            value: Tensor = self.loss(images, labels, ref_emb=images.roll(1, 1), ref_labels=labels)
-            return value
-
-    return TwoWay()
+    return OfLabels(loss, lambda images, labels: {"ref_emb": images.roll(1, 1), "ref_labels": labels})
 
 
 def with_falling_gamma() -> nn.Module:
     """FastCLIP with a temperature for each sample, some way into a training."""
-    loss = FastCLIPLoss(SAMPLES, "v2", rho=0.3, **KEYED)
+    loss = losses.FastCLIPLoss(SAMPLES, "v2", rho=0.3, **KEYED)
     loss.gamma.set_progress(step=1, steps=9, epoch=1, epochs=9.0)
     return against_another_modality(loss)
 
 
-def reencoded(loss: NegativeCacheLoss | EMC2Loss) -> nn.Module:
+def reencoded(loss: losses.NegativeCacheLoss | losses.EMC2Loss) -> nn.Module:
     """The loss with a function that embeds images anew."""
     loss.reencode = lambda ids: torch.nn.functional.one_hot(ids % WIDTH, WIDTH).float()
     return loss
@@ -78,49 +65,41 @@ def reencoded(loss: NegativeCacheLoss | EMC2Loss) -> nn.Module:
 
 def of_saved_rows(name: str) -> nn.Module:
     """A loss of saved rows as one of labels alone, which are taken for rows of the data set."""
-
-    class WithIds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            rows = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0))
-            self.loss = LOSSES[name](rows)
-
-        def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-            value: Tensor = self.loss(embeddings, labels, ids=labels)
-            return value
-
-    return WithIds()
+    rows = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0))
+    return OfLabels(losses.LOSSES[name](rows), lambda embeddings, labels: {"ids": labels})
 
 
 def several() -> nn.Module:
     """Losses side by side, one of them in a memory."""
-    memory = CrossBatchMemory(SOPRCLoss(COUNTS), embedding_size=WIDTH, memory_size=40)
-    return MultipleLosses({"memory": memory, "sogclr": SogCLRLoss(SAMPLES, views=SAMPLES), "pml": contrastive()})
+    memory = losses.CrossBatchMemory(losses.SOPRCLoss(COUNTS), embedding_size=WIDTH, memory_size=40)
+    return losses.MultipleLosses(
+        {"memory": memory, "sogclr": losses.SogCLRLoss(SAMPLES, views=SAMPLES), "pml": losses.contrastive()}
+    )
 
 
 FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
-    "blackbox_ap margin": BlackBoxAPLoss,
-    "clip two_way": lambda: against_another_modality(CLIPLoss()),
-    "circle": LOSSES["circle"],
+    "blackbox_ap margin": losses.BlackBoxAPLoss,
+    "clip two_way": lambda: against_another_modality(losses.CLIPLoss()),
+    "circle": losses.LOSSES["circle"],
     "compatible": partial(of_saved_rows, "compatible"),
-    "contrastive": LOSSES["contrastive"],
-    "cross_batch_memory": lambda: CrossBatchMemory(contrastive(), embedding_size=WIDTH, memory_size=40),
+    "contrastive": losses.LOSSES["contrastive"],
+    "cross_batch_memory": lambda: losses.CrossBatchMemory(losses.contrastive(), embedding_size=WIDTH, memory_size=40),
     "distill": partial(of_saved_rows, "distill"),
-    "emc2 reencode": lambda: reencoded(EMC2Loss(SAMPLES, out_of_batch="reencode", **KEYED)),
+    "emc2 reencode": lambda: reencoded(losses.EMC2Loss(SAMPLES, out_of_batch="reencode", **KEYED)),
     "fastclip v2 cosine": with_falling_gamma,
-    "hierarchical_ap clustering": lambda: HierarchicalAPLoss([0] * 6, clustering=0.1, embedding_size=WIDTH),
-    "multi_similarity": LOSSES["multi_similarity"],
+    "hierarchical_ap clustering": lambda: losses.HierarchicalAPLoss([0] * 6, clustering=0.1, embedding_size=WIDTH),
+    "multi_similarity": losses.LOSSES["multi_similarity"],
     "negative_cache refresh": lambda: reencoded(
-        NegativeCacheLoss(SAMPLES, out_of_batch="reencode", refresh=0.2, embedding_size=WIDTH, **KEYED)
+        losses.NegativeCacheLoss(SAMPLES, out_of_batch="reencode", refresh=0.2, embedding_size=WIDTH, **KEYED)
     ),
-    "neuclip two_way": lambda: against_another_modality(NeuCLIPLoss(WIDTH, 16, restart_every=2)),
-    "recall_at_k similarity_mixup": lambda: RecallAtKLoss(similarity_mixup=True),
+    "neuclip two_way": lambda: against_another_modality(losses.NeuCLIPLoss(WIDTH, 16, restart_every=2)),
+    "recall_at_k similarity_mixup": lambda: losses.RecallAtKLoss(similarity_mixup=True),
     "several": several,
-    "triplet": LOSSES["triplet"],
+    "triplet": losses.LOSSES["triplet"],
 }
 EVERY: dict[str, Callable[[], nn.Module]] = {name: case.make for name, case in (TABLE | FURTHER).items()}
 EVERY |= FURTHER_STATEFUL
-EVERY |= {name: partial(LOSSES[name], num_classes=6, embedding_size=WIDTH) for name in PROXIES}
+EVERY |= {name: partial(losses.LOSSES[name], num_classes=6, embedding_size=WIDTH) for name in PROXIES}
 STATEFUL = {name: make for name, make in EVERY.items() if make().state_dict()}
 
 

@@ -13,8 +13,7 @@ SHARE = 0.002
 @pytest.mark.parametrize("name", list(TREES))
 def test_a_tree_is_read_as_the_benchmark(name, tmp_path):
     chance = np.random.default_rng(0)
-    tree = TREES[name](BENCHMARKS[name], SHARE, chance)
-    write(tree, tmp_path, 8, chance)
+    write(TREES[name](BENCHMARKS[name], SHARE, chance), tmp_path, 8, chance)
     manifest: Manifest = READERS[name](tmp_path, complete=False)
     sizes = list(BENCHMARKS[name].sizes.values())
     for split, (images, classes) in (("train", sizes[0]), ("test", sizes[-1])):
