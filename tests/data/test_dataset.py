@@ -25,13 +25,6 @@ def _dataset(name="crop_flip", **options):
     return ImageDataset(array_manifest({"train": [3, 4]}), TRANSFORMS[name](8, 3), channels=3, **options)
 
 
-def _sick_tree(tmp_path):
-    tree = write_tree(tmp_path / "tree", [f"class{number % 2}/{number}.png" for number in range(8)])
-    for number in (2, 5):
-        (tree / f"class{number % 2}/{number}.png").write_bytes(b"no image")
-    return read_folder(tree)
-
-
 def test_an_item_is_the_pipelines_image_with_its_label_and_row():
     manifest = array_manifest({"train": [3, 4]})
     pipeline = TRANSFORMS["crop_flip"](8, 3)
@@ -88,7 +81,9 @@ def test_kept_images_are_read_once_and_only_the_rows_of_the_manifest():
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
 def test_corrupt_images_are_missing_from_all_views_and_counted_when_told(tmp_path, cache_bytes):
-    manifest = _sick_tree(tmp_path)
+    manifest = read_folder(write_tree(tmp_path, [f"class{number % 2}/{number}.png" for number in range(8)]))
+    for name in ("class0/2.png", "class1/5.png"):
+        (tmp_path / name).write_bytes(b"no image")
     crop = TRANSFORMS["crop_flip"](16, 3)
     dataset = ImageDataset(manifest, crop, channels=3, on_error="skip", cache_bytes=cache_bytes)
     batch = dataset.__getitems__(view_keys(range(8), 0, views=3))

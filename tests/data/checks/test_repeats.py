@@ -110,14 +110,16 @@ def test_close_pictures_are_those_of_a_loop_over_all_pairs(k, monkeypatch):
     assert [*map(tuple, pairs.tolist())] == sorted(expected)
 
 
-def test_near_duplicates_are_found_where_they_stand(tmp_path):
+def test_near_duplicates_are_found_where_they_stand_and_looking_tells_how_far_it_is(tmp_path):
     images = {f"{seed}.png": photo(seed) for seed in range(8)}
     images |= {"copy of 0.png": COPIES["cropped"](photo(0)), "copy of 1.png": COPIES["another compression"](photo(1))}
     images |= {"copy of 2.png": COPIES["half the size"](photo(2))}
     labels = ["a", "a", "b", "b", "c", "c", "d", "d", "a", "a", "c"]
     splits = ["test"] * 8 + ["train", "test", "test"]
     manifest = place(tmp_path, images, labels=labels, splits=splits)
-    report = examine(manifest)
+    told = []
+    report = examine(manifest, listener=lambda *said: told.append(said))
+    assert [stage for stage, done, total in told if done == total] == ["looking at images"]
     assert rows_of(report, "nearly the same image in train and test") == [[0, 8]]
     assert rows_of(report, "nearly the same image more than once in a split") == [[1, 9], [2, 10]]
     assert rows_of(report, "nearly the same image under two classes") == [[2, 10]]
@@ -129,13 +131,6 @@ def test_near_duplicates_are_found_where_they_stand(tmp_path):
     }
     left = set(report.kept(["near-leaks", "near-repeats"]).paths)
     assert set(manifest.paths) - left == {"copy of 0.png", "copy of 1.png"}
-
-
-def test_looking_tells_how_far_it_is(tmp_path):
-    told = []
-    images = {"0.png": photo(0), "1.png": photo(1), "copy of 0.png": COPIES["cropped"](photo(0))}
-    examine(place(tmp_path, images), listener=lambda *said: told.append(said))
-    assert [stage for stage, done, total in told if done == total] == ["looking at images"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 from testing import trees
+from testing.refusals import refused
 
 from aurank.data import BENCHMARKS, READERS, ImageDataset, check_benchmark
 from aurank.data.checks.doctor import examine
@@ -30,10 +31,7 @@ def names(manifest):
 
 
 def refusal(name, root, **params):
-    with pytest.raises(UserError) as error:
-        READERS[name](root, **params)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refused("", READERS[name], root, **params)
 
 
 @pytest.mark.parametrize("name", trees.TREES)
@@ -309,11 +307,6 @@ def _listed(difficulty, column):
     return [(row, one - 1) for row, found in enumerate(judged) for kind in kinds for one in found[kind]]
 
 
-def _embedded(manifest):
-    rows = np.random.default_rng(1).normal(size=(len(manifest), 6)).astype(np.float32)
-    return described(manifest, np.arange(len(manifest)), rows)
-
-
 @pytest.mark.parametrize("difficulty", SOUGHT)
 def test_queries_have_boxes_and_lists_of_what_is_sought_and_left_out(tmp_path, difficulty):
     trees.landmark_tree(tmp_path)
@@ -331,7 +324,8 @@ def test_the_numbers_are_those_of_a_list_without_what_is_left_out(tmp_path, diff
     trees.landmark_tree(tmp_path)
     manifest = read_roxford(tmp_path, difficulty=difficulty)
     protocol = PROTOCOLS[f"roxford5k-{difficulty}"]
-    given = _embedded(manifest)
+    rows = np.random.default_rng(1).normal(size=(len(manifest), 6)).astype(np.float32)
+    given = described(manifest, np.arange(len(manifest)), rows)
     report = protocol.evaluate(given)
     names = [f"precision@{cut}(last)" for cut in (1, 5, 10)]
     assert list(report.metrics) == ["trapezoid_ap", *names, "mauprc"]
@@ -370,8 +364,7 @@ def test_pairs_stay_with_their_rows_and_in_the_file_of_embeddings(tmp_path):
     with pytest.raises(UserError, match="roxford5k lists which images belong together, which a table does not hold"):
         write_table(manifest, tmp_path / "clean.csv")
     np.savez(tmp_path / "odd.npz", embeddings=np.eye(2), labels=[1, 2], positives=[[0, 2]])
-    with pytest.raises(UserError, match="expected rows from 0 to 1"):
-        Embedded.load(tmp_path / "odd.npz")
+    refused("expected rows from 0 to 1", Embedded.load, tmp_path / "odd.npz")
 
 
 def test_a_ground_truth_that_does_not_fit_is_refused(tmp_path):
@@ -379,5 +372,4 @@ def test_a_ground_truth_that_does_not_fit_is_refused(tmp_path):
     content = {name: found for name, found in loadmat(file).items() if not name.startswith("__")}
     content["gnd"][0, 0]["bbx"] = np.array([[1.0, 2.0, 3.0]])
     savemat(file, content)
-    with pytest.raises(UserError, match=r"gnd_roxford5k\.mat"):
-        read_roxford(tmp_path)
+    refused(r"gnd_roxford5k\.mat", read_roxford, tmp_path)
