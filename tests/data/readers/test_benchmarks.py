@@ -129,18 +129,28 @@ def test_super_labels_are_the_model_or_the_color_of_the_vehicle(tmp_path):
 
 
 # A file of a benchmark's tree, what it holds instead, or what is added to it, and a part of what is said.
-WRONG = [
-    ("sop", "Ebay_test.txt", "+9 9 9 bicycle_final/9.JPG", "has 6 images of 3 classes, expected 5 images of 2 classes"),
-    ("sop", "Ebay_train.txt", "+5 3 bicycle_final/9.JPG", "Ebay_train.txt, line 6"),
-    ("grocery", "dataset/val.txt", "+val/Fruit/Fig/Fig/1.jpg; 3, 2", "dataset/val.txt, line 61"),
-    ("vehicleid", "train_test_split/train_list.txt", "+0000300 30", "has label"),
-    ("cub200", "image_class_labels.txt", "1 1", "classes 1 to 100 has 1 images of 1 classes, expected 4 images of 2"),
-    ("cars196", "cars_annos.mat", "MATLAB 5.0 MAT-file" + "\0" * 200, "cars_annos.mat in "),
-    ("inshop", "Eval/list_eval_partition.txt", "+img/1.jpg id_1 galery", "partition.txt, line 13"),
-]
-
-
-@pytest.mark.parametrize(("name", "file", "text", "said"), WRONG)
+@pytest.mark.parametrize(
+    ("name", "file", "text", "said"),
+    [
+        (
+            "sop",
+            "Ebay_test.txt",
+            "+9 9 9 bicycle_final/9.JPG",
+            "has 6 images of 3 classes, expected 5 images of 2 classes",
+        ),
+        ("sop", "Ebay_train.txt", "+5 3 bicycle_final/9.JPG", "Ebay_train.txt, line 6"),
+        ("grocery", "dataset/val.txt", "+val/Fruit/Fig/Fig/1.jpg; 3, 2", "dataset/val.txt, line 61"),
+        ("vehicleid", "train_test_split/train_list.txt", "+0000300 30", "has label"),
+        (
+            "cub200",
+            "image_class_labels.txt",
+            "1 1",
+            "classes 1 to 100 has 1 images of 1 classes, expected 4 images of 2",
+        ),
+        ("cars196", "cars_annos.mat", "MATLAB 5.0 MAT-file" + "\0" * 200, "cars_annos.mat in "),
+        ("inshop", "Eval/list_eval_partition.txt", "+img/1.jpg id_1 galery", "partition.txt, line 13"),
+    ],
+)
 def test_a_file_that_does_not_fit_is_named(name, file, text, said, tmp_path):
     path = trees.TREES[name](tmp_path) / file
     path.write_text(path.read_text() + text[1:] + "\n" if text.startswith("+") else text)

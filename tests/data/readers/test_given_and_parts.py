@@ -82,19 +82,16 @@ def test_an_item_that_fails_is_named():
     refused(r"dataset, image '0000007': .*the disk is on fire", manifest.source.read_bytes, "0000007")
 
 
-def test_a_named_label_comes_before_the_targets_of_a_data_set():
+def test_keys_name_the_image_and_the_label_of_an_item_which_comes_before_the_targets_of_a_data_set():
+    rows = [{"photo": GREY, "kind": "cat"}, {"photo": GREY, "kind": "dog"}]
+    assert from_dataset(rows, image="photo", label="kind").classes == ("cat", "dog")
+
     class WithTargets(list[Any]):
         targets = (0, 0)
 
     given = WithTargets((np.full((8, 8, 3), row, np.uint8), 0, name) for row, name in enumerate(("cat", "owl")))
     assert len({*from_dataset(given, label=2).labels}) == 2
     assert len({*from_dataset(given).labels}) == 1
-
-
-def test_keys_name_the_image_and_the_label_of_an_item():
-    rows = [{"photo": GREY, "kind": "cat"}, {"photo": GREY, "kind": "dog"}]
-    manifest = from_dataset(rows, image="photo", label="kind")
-    assert manifest.classes == ("cat", "dog")
 
 
 def test_a_frame_is_read_as_the_table_that_it_is_written_to(tmp_path):

@@ -25,19 +25,12 @@ def test_readers_are_known_by_name():
     assert set(READERS) == {*others, *benchmarks, "torchvision"}
 
 
-@pytest.mark.parametrize(
-    ("place", "params"),
-    [("omniglot", {}), ("omniglot-py", {}), ("omniglot/python", {}), ("", {}), ("elsewhere", {"path": "elsewhere"})],
-)
-def test_omniglot_is_found_unpacked_in_its_usual_places(tmp_path, place, params):
-    write_tree(tmp_path / place, OMNIGLOT)
-    manifest = read_omniglot(tmp_path, **params)
-    assert sorted(manifest.paths) == sorted(OMNIGLOT)
-
-
-def test_omniglot_has_the_same_content_from_a_zip_and_a_folder(tmp_path):
+def test_omniglot_has_the_same_content_from_a_zip_and_a_folder_in_its_usual_places(tmp_path):
     tree = write_tree(tmp_path / "tree", [*OMNIGLOT, "LICENSE.png", "images_background/strokes.png"])
-    found = [read_omniglot(tree)]
+    found = [read_omniglot(tree), read_omniglot(tmp_path, path="tree")]
+    for place in ("omniglot", "omniglot-py", "omniglot/python"):
+        write_tree(tmp_path / f"in {place}" / place, OMNIGLOT)
+        found.append(read_omniglot(tmp_path / f"in {place}"))
     for number, prefix in enumerate(("", "omniglot/", "some/where/python/")):
         (tmp_path / str(number)).mkdir()
         zip_tree(tree, tmp_path / str(number) / "omniglot_full.zip", prefix=prefix)

@@ -1,7 +1,6 @@
 """A label, several labels, a camera and a missing value are the same in every kind of input."""
 
 import csv
-import io
 import json
 import re
 from collections.abc import Callable
@@ -16,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 from testing.inputs import add_to_tar, held_bytes
 from testing.refusals import refused
+from testing.trees import png, write_tree
 from torch.utils.data import Subset
 
 import aurank
@@ -37,21 +36,13 @@ GREY = np.zeros((4, 4), np.uint8)
 MISSING = (None, float("nan"), np.float32("nan"), "", " ", "NaN", "nan")
 
 
-def photo() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(file, "PNG")
-    return file.getvalue()
-
-
 def rows(**columns: Values) -> dict[str, Values]:
     count = len(next(iter(columns.values())))
     return {"path": [f"{row}.png" for row in range(count)], "split": ["test"] * count, **columns}
 
 
 def folder(root: Path) -> Path:
-    for row in range(4):
-        (root / f"{row}.png").write_bytes(photo())
-    return root
+    return write_tree(root, [f"{row}.png" for row in range(4)])
 
 
 def by_csv(root: Path, *, separator: str | None = None, **columns: Values) -> Manifest:
@@ -74,7 +65,7 @@ def by_frame(make: Callable[..., Any], root: Path, *, separator: str | None = No
 
 
 def by_hf(root: Path, *, label: Values) -> Manifest:
-    pq.write_table(pa.table({"image": [photo()] * len(label), "label": label}), root / "rows.parquet")
+    pq.write_table(pa.table({"image": [png(0)] * len(label), "label": label}), root / "rows.parquet")
     return READERS["hf"](root)
 
 
@@ -87,7 +78,7 @@ def archive(root: Path, files: dict[str, bytes], **label: str) -> Manifest:
 def by_json(root: Path, *, label: Values) -> Manifest:
     plain = [value.item() if hasattr(value, "item") else value for value in label]
     files = {f"{row}.json": json.dumps({"kind": value}).encode() for row, value in enumerate(plain)}
-    return archive(root, {f"{row}.png": photo() for row in range(len(label))} | files, label="json.kind")
+    return archive(root, {f"{row}.png": png(0) for row in range(len(label))} | files, label="json.kind")
 
 
 TABLES: dict[str, Callable[..., Manifest]] = {
@@ -103,7 +94,7 @@ INPUTS: dict[str, Callable[..., Manifest]] = {
     "json": by_json,
     "cls": lambda root, label: archive(
         root,
-        {f"{row}.png": photo() for row in range(len(label))}
+        {f"{row}.png": png(0) for row in range(len(label))}
         | {f"{row}.cls": str("" if value is None else value).encode() for row, value in enumerate(label)},
     ),
     "torch": lambda root, label: from_dataset([(GREY, value) for value in label]),
@@ -139,7 +130,7 @@ def test_no_camera_is_one_thing_in_tables_and_arrays(kind: str, none: Any, tmp_p
 
 
 def test_a_key_ends_at_the_first_dot_and_what_has_no_place_is_told(tmp_path: Path) -> None:
-    files = {name: photo() for name in ("a.png", "b.v2.png", "c.png", "c.mask.png")}
+    files = {name: png(0) for name in ("a.png", "b.v2.png", "c.png", "c.mask.png")}
     files |= {f"{name}.cls": b"x" for name in ("a", "b.v2", "c", "d")}
     told = r"left out as no image of a sample: 2 \(first b\.v2\.png\); a key ends at the first dot of a name"
     with pytest.warns(aurank.errors.AurankWarning, match=told):
