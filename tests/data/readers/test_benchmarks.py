@@ -19,7 +19,10 @@ from aurank.embedding.embedded import Embedded, described
 from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("small_sizes")
+
+@pytest.fixture(autouse=True)
+def _small_sizes(monkeypatch):
+    trees.publish_small_sizes(monkeypatch)
 
 
 def read(name, root, **params):
