@@ -31,14 +31,15 @@ CAMERAS = np.array(["west", "east"])
 TEXTS = {"classes": np.array(["ape", "bee", "cat", "dog"]), "made_by": np.array("by a model")}
 
 
-def write(folder: Path) -> None:
-    """Write three parts, without row 12, and the table."""
+def write(folder: Path) -> Path:
+    """Write three parts, without row 12, and the table, and return the folder."""
     writer, kept = ShardWriter(folder), np.delete(np.arange(COUNT), 12)
     for rows in (kept[:10], kept[10:19], kept[19:]):
         writer.write(ROWS[rows])
     held = {name: value if name in ("positives", "ignored") else value[kept] for name, value in COLUMNS.items()}
     held["positives"] = held["positives"] - (held["positives"] > 12)
     writer.finish({**held, **TEXTS, "ids": kept, "group_names": CAMERAS})
+    return folder
 
 
 def names(folder: Path) -> list[str]:
@@ -81,8 +82,7 @@ def assert_equal(first: Embedded, second: Embedded) -> None:
 @pytest.mark.parametrize("block", [7, 2**14])
 def test_a_table_holds_the_arrays_and_a_vector_of_fixed_size(tmp_path, block, monkeypatch):
     monkeypatch.setattr("aurank.data.shards._BLOCK", block)
-    write(tmp_path / "rows")
-    embedded = Embedded.load(tmp_path / "rows")
+    embedded = Embedded.load(write(tmp_path / "rows"))
     embedded.save(tmp_path / "rows.parquet")
     file = pyarrow.parquet.ParquetFile(tmp_path / "rows.parquet")
     assert file.num_row_groups == -(-22 // block)
@@ -102,8 +102,7 @@ def test_a_lance_table_has_the_rows_of_the_parquet_table(tmp_path):
 
 
 def test_a_table_that_another_program_filtered_and_sorted_keeps_its_pairs(tmp_path):
-    write(tmp_path / "rows")
-    embedded = Embedded.load(tmp_path / "rows")
+    embedded = Embedded.load(write(tmp_path / "rows"))
     embedded.save(tmp_path / "rows.parquet")
     table, kept = pyarrow.parquet.read_table(tmp_path / "rows.parquet"), np.array([21, 4, 0, 6, 2])
     pyarrow.parquet.write_table(table.take(kept), tmp_path / "some.parquet")
@@ -130,8 +129,7 @@ def test_a_table_of_another_program_needs_vectors_and_labels(tmp_path):
 
 
 def test_rows_are_those_of_the_whole_matrix(tmp_path):
-    write(tmp_path / "rows")
-    rows, whole = read_shards(tmp_path / "rows")["embeddings"], np.delete(ROWS, 12, axis=0)
+    rows, whole = read_shards(write(tmp_path / "rows"))["embeddings"], np.delete(ROWS, 12, axis=0)
     chance = np.random.default_rng(1)
     places = chance.integers(0, 22, 50)
     assert rows.shape == whole.shape
@@ -204,7 +202,6 @@ def changed(path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_named_in_one_line_with_the_remedy(tmp_path, damage, said):
-    folder = tmp_path / "rows"
-    write(folder)
+    folder = write(tmp_path / "rows")
     damage(folder)  # type: ignore[operator]
     refused(said, Embedded.load, folder)
