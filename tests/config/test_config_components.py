@@ -35,7 +35,6 @@ def _taking(annotation: Any) -> Callable[..., Any]:
     [
         (float, 1, 1.0),
         (tuple[float, float], [1, 2], (1.0, 2.0)),
-        (Literal["a", "b"], "a", "a"),
         (tuple[float, float] | bool, False, False),
         (Path, "a/b", Path("a/b")),
         (float | Callable[[int], int], 1, 1.0),

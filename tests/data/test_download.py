@@ -13,12 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from testing.refusals import refused
 from testing.trees import cub_tree, grocery_tree, omniglot_zip, publish_small_sizes, zip_tree
 
 from aurank.data import BENCHMARKS, READERS
 from aurank.data.download import fetch
 from aurank.data.readers.published import FETCHED
-from aurank.errors import AurankError, UserError
+from aurank.errors import AurankError
 
 ZIP = "GroceryStoreDataset-master.zip"
 
@@ -75,10 +76,7 @@ def groceries(server: Server, tmp_path: Path) -> bytes:
 
 
 def refusal(name: str, root: Path, **options: object) -> str:
-    with pytest.raises(UserError) as error:
-        fetch(name, root, **options)  # type: ignore[arg-type]
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refused("", fetch, name, root, **options)
 
 
 def test_a_set_is_fetched_and_read_and_not_fetched_again(server, groceries, tmp_path):
@@ -185,5 +183,4 @@ def test_every_set_that_is_fetched_is_verified_by_md5_or_by_a_reader_that_counts
     for name, about in FETCHED.items():
         assert about.addresses.keys() <= about.archives.keys() or name in BENCHMARKS
         assert all(address.startswith("https://") for address in about.addresses.values())
-    with pytest.raises(UserError, match=r"published set must be one of .* did you mean 'omniglot'"):
-        fetch("omniglt", Path("data"))
+    refused(r"published set must be one of .* did you mean 'omniglot'", fetch, "omniglt", Path("data"))

@@ -15,16 +15,6 @@ def _manifest(**columns: object) -> Manifest:
     return build_manifest("six", ArraySource(images), paths=[*images], labels=labels, splits=splits, **columns)
 
 
-def test_labels_count_the_classes_as_first_seen_and_lead_back_to_their_names():
-    manifest = _manifest()
-    assert manifest.labels.tolist() == [0, 1, 0, 2, 1, 2]
-    assert [manifest.classes[label] for label in manifest.labels] == ["cat", "dog", "cat", "owl", "dog", "owl"]
-    assert manifest.class_counts.tolist() == [2, 2, 2]
-    assert manifest.split_sizes == {"train": 4, "test": 2}
-    assert manifest.is_query.all()
-    assert manifest.is_gallery.all()
-
-
 @settings(max_examples=50, deadline=None)
 @given(names=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=30), data=st.data())
 def test_selected_rows_keep_their_names_and_have_contiguous_labels(names, data):
@@ -64,19 +54,12 @@ def test_validation_leaves_a_manifest_with_its_own_alone_and_takes_and_leaves_tw
     assert len(parts.split("val").classes) == len(parts.split("train").classes) == 2
 
 
-def _categorised(sizes: list[int]) -> Manifest:
-    """Two images of each class, and so many classes of each super-category."""
-    category = np.repeat(np.arange(len(sizes)), sizes)
-    rows = np.repeat(np.arange(len(category)), 2)
-    columns = {"labels": [*map(str, rows)], "splits": ["train"] * len(rows), "super_labels": category[rows].tolist()}
-    return build_manifest("categorised", ArraySource({}), paths=[*map(str, range(len(rows)))], **columns)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_validation_takes_whole_super_categories_that_fit(seed):
-    parts = _categorised([5, 3, 2, 2, 1, 7]).split_validation(0.4, seed=seed, by="super_category")
+    super_labels = np.arange(6).repeat([5, 3, 2, 2, 1, 7]).repeat(2)  # of 20 classes of two images
+    manifest = dataclasses.replace(array_manifest({"train": [2] * 20}), super_labels=super_labels)
+    parts, again = (manifest.split_validation(0.4, seed=seed, by="super_category") for _ in range(2))
     training, validation = parts.split("train"), parts.split("val")
-    again = _categorised([5, 3, 2, 2, 1, 7]).split_validation(0.4, seed=seed, by="super_category")
     assert parts.sha256 == again.sha256
     assert not set(training.super_labels) & set(validation.super_labels)
     assert 2 <= len(validation.classes) <= 8
@@ -105,21 +88,21 @@ def test_the_digest_follows_the_content_but_neither_source_nor_name():
     assert manifest.sha256 not in digests
 
 
-def test_the_digest_is_the_same_in_every_version():
+def test_columns_not_given_have_their_defaults_and_the_digest_is_the_same_in_every_version():
     """A checkpoint refuses another digest, so a change here breaks resuming."""
-    assert _manifest().sha256 == "d034a394e58b79c31a9fe8dc09f95480f821510c9db2419a6f24cddae8bed0d8"
-
-
-def _with_texts(paths: list[str], texts: list[str]) -> Manifest:
-    splits = ["train"] * len(paths)
-    return build_manifest("texts", ArraySource({}), paths=paths, labels=texts, splits=splits, texts=texts)
+    manifest = _manifest()
+    assert manifest.labels.tolist() == [0, 1, 0, 2, 1, 2]  # numbered as first seen
+    assert (manifest.class_counts.tolist(), manifest.split_sizes) == ([2, 2, 2], {"train": 4, "test": 2})
+    assert (manifest.is_query & manifest.is_gallery).all()
+    assert manifest.sha256 == "d034a394e58b79c31a9fe8dc09f95480f821510c9db2419a6f24cddae8bed0d8"
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_validation_shares_no_image_with_training_where_an_image_has_several_texts(seed):
     # Texts 0-1-2 are tied by images a and b, 3-4 by c; 5, 6 and 7 stand alone: five units.
     paths, texts = list("aabbccdef"), list("011234567")
-    parts = _with_texts(paths, texts).split_validation(0.4, seed=seed)
+    columns = {"paths": paths, "labels": texts, "splits": ["train"] * len(paths), "texts": texts}
+    parts = build_manifest("texts", ArraySource({}), **columns).split_validation(0.4, seed=seed)
     training, validation = parts.split("train"), parts.split("val")
     assert not set(training.paths) & set(validation.paths)
     assert not set(training.classes) & set(validation.classes)

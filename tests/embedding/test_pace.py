@@ -81,25 +81,19 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageSelection:
     return ImageSelection(f"folder:{tmp_path / 'photos'}", split="all")
 
 
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pace]:
-    """No trial is made any more; the paces embedded with."""
-
-    def noted(pace: Pace, model: nn.Module) -> Any:
-        paces.append(pace)
-        return kept_to(pace, model)
-
-    paces: list[Pace] = []
-    monkeypatch.setattr(embedding, "find_pace", Mock(side_effect=AssertionError("tried again")))
-    monkeypatch.setattr(embedding, "kept_to", noted)
-    return paces
-
-
 def test_what_is_left_of_a_cache_is_embedded_as_the_rest_was(images, tmp_path, monkeypatch):
     running = RunOptions(device="cpu", cache=tmp_path / "cache")
     first = embed_model(MODEL, images, running=running)
     (piece,) = (tmp_path / "cache").glob("*/*.safetensors")  # of many batches
     piece.unlink()
-    paces = seen(monkeypatch)
+    paces: list[Pace] = []
+
+    def noted(pace: Pace, model: nn.Module) -> Any:
+        paces.append(pace)
+        return kept_to(pace, model)
+
+    monkeypatch.setattr(embedding, "find_pace", Mock(side_effect=AssertionError("tried again")))
+    monkeypatch.setattr(embedding, "kept_to", noted)
     again = embed_model(MODEL, images, running=running)
     assert paces == [Pace(2, False)]
     assert np.array_equal(first.embeddings, again.embeddings)

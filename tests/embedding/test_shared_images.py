@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch.distributed as dist
-from PIL import Image
 from testing.processes import ended, launch, run_ranks, succeeded
+from testing.trees import write_tree
 
 from aurank.commands import ImageIndex, RunOptions, build_index, embed_model, embed_to_folder, evaluate_model
 from aurank.distributed import ProcessGroup
@@ -21,12 +21,8 @@ MODEL, COUNT, BATCH = "timm:test_vit,pretrained=false", 30, 4
 
 
 def photos(folder: Path) -> ImageSelection:
-    chance = np.random.default_rng(0)
-    for row in range(COUNT):
-        path = folder / "photos" / f"class {row // 6}" / f"{row:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(chance.integers(0, 255, (8 + row % 5, 9, 3), dtype=np.uint8)).save(path)
-    return ImageSelection(f"folder:{folder / 'photos'}")
+    names = [f"class {row // 6}/{row:02d}.png" for row in range(COUNT)]
+    return ImageSelection(f"folder:{write_tree(folder / 'photos', names, height=12, width=9)}")
 
 
 def running(folder: Path, **options: object) -> RunOptions:
@@ -72,15 +68,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arrays(path: Path) -> dict[str, np.ndarray]:
-    return {name: value for name, value in vars(Embedded.load(path)).items() if value is not None}
-
-
 def same(path: Path, expected: Embedded) -> bool:
     """Return whether a file has these rows; but for what knows when each file was written."""
-    found = arrays(path)
-    there = {name: value for name, value in vars(expected).items() if value is not None}
-    return all(np.array_equal(found[name], value) for name, value in there.items())
+    found = vars(Embedded.load(path))
+    return all(np.array_equal(found[name], value) for name, value in vars(expected).items() if value is not None)
 
 
 def test_two_processes_that_resume_a_third_give_the_bits_of_one(two: Path, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from oracles.cells import cosine_of_cells, layer_norm_of_mean
 from PIL import Image
+from testing.refusals import refused
 from torch import nn
 
 import aurank
-from aurank.errors import UserError
 from aurank.models import Encoder, ImageModel, explain
 from aurank.models.encoder import start_at_pca
 from aurank.models.image_model import standard_transform
@@ -113,8 +113,7 @@ def test_a_mean_over_views_is_not_explained_in_full_by_one() -> None:
 @pytest.mark.parametrize("name", ["timm:test_vit,pretrained=false", "mine", *BRANCHES])
 def test_a_network_without_cells_is_named(name: str) -> None:
     model = model_of(nn.Flatten(), 8) if name == "mine" else aurank.load(name)
-    with pytest.raises(UserError, match=f"^{name} has no cells"):
-        explain(model, noise(1)[0], [noise(1)[0]])
+    refused(f"^{name} has no cells", explain, model, noise(1)[0], [noise(1)[0]])
 
 
 def test_cells_cover_what_the_network_sees_of_a_picture() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from testing.runs import tiny_config
-from torch import Tensor, nn
+from torch import nn
 
 import aurank
 from aurank.embedding.build import build_encoder
@@ -24,15 +24,13 @@ def vit(**params: Any) -> Encoder:
     return Encoder("test_vit", dim=8, pretrained=False, params={**VIT["params"], **params})
 
 
-def state(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-def step(encoder: nn.Module) -> None:
+def changed_by_a_step(encoder: nn.Module) -> set[str]:
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
     optimiser = torch.optim.SGD([one for one in encoder.parameters() if one.requires_grad], lr=0.1)
     encoder.train()
     encoder(torch.rand(4, 3, 32, 32))[:, 0].sum().backward()
     optimiser.step()
+    return {name for name, value in encoder.state_dict().items() if not torch.equal(value, before[name])}
 
 
 @pytest.mark.parametrize("parts", [["backbone"], ["conv1", "bn1", "layer1", "layer2.", "layer3.0"]])
@@ -41,9 +39,7 @@ def test_frozen_parts_and_their_batch_norms_stay_as_they_are(parts: Any) -> None
     freeze(encoder, parts)
     frozen = ("backbone.",) if parts == ["backbone"] else tuple(f"backbone.{part.rstrip('.')}." for part in parts)
     for network in (encoder, copy.deepcopy(encoder)):  # as a moving average is
-        before = state(network)
-        step(network)
-        changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+        changed = changed_by_a_step(network)
         assert not any(name.startswith(frozen) for name in changed)
         assert any(name.startswith("head.") for name in changed)
         assert any(name.endswith("running_mean") for name in changed) == (parts != ["backbone"])
@@ -99,22 +95,18 @@ def test_adapters_alone_are_trained_and_begin_as_nothing() -> None:
     assert torch.equal(encoder.eval()(images), plain.eval()(images))
     trained = {name for name, value in encoder.named_parameters() if value.requires_grad}
     assert all("lora_" in name or name.startswith("head.") for name in trained)
-    before = state(encoder)
-    step(encoder)
-    changed = {name for name, value in encoder.state_dict().items() if not torch.equal(value, before[name])}
+    changed = changed_by_a_step(encoder)
     assert {name.split(".")[-3] for name in changed if "lora_" in name} == {"lora_B"}
     assert changed <= trained
     convolutional = Encoder("test_resnet", dim=8, pretrained=False)
     add_lora(convolutional, rank=2, alpha=4.0, targets=["conv2"])
-    before = state(convolutional)
-    step(convolutional)  # batch norms keep their statistics
-    changed = {name for name, value in convolutional.state_dict().items() if not torch.equal(value, before[name])}
+    changed = changed_by_a_step(convolutional)  # batch norms keep their statistics
     assert all("lora_" in name or name.startswith("head.") for name in changed)
 
 
 def test_merged_adapters_give_the_same_embeddings_and_the_plain_network() -> None:
     encoder = adapted()
-    step(encoder)
+    changed_by_a_step(encoder)
     images = torch.rand(2, 3, 32, 32)
     expected = encoder.eval()(images)
     merge_lora(encoder)

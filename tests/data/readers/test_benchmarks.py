@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 from testing import trees
+from testing.refusals import refused
 
 from aurank.data import BENCHMARKS, READERS, ImageDataset, check_benchmark
 from aurank.data.checks.doctor import examine
@@ -18,7 +19,10 @@ from aurank.embedding.embedded import Embedded, described
 from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("small_sizes")
+
+@pytest.fixture(autouse=True)
+def _small_sizes(monkeypatch):
+    trees.publish_small_sizes(monkeypatch)
 
 
 def read(name, root, **params):
@@ -30,10 +34,7 @@ def names(manifest):
 
 
 def refusal(name, root, **params):
-    with pytest.raises(UserError) as error:
-        READERS[name](root, **params)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refused("", READERS[name], root, **params)
 
 
 @pytest.mark.parametrize("name", trees.TREES)
@@ -76,8 +77,7 @@ def test_a_benchmark_is_read_from_the_archive_as_downloaded(tmp_path, name, arch
 
 
 def test_products_keep_their_numbers_and_the_test_list_goes_on_where_training_ends(tmp_path):
-    trees.sop_tree(tmp_path)
-    manifest = read("sop", tmp_path)
+    manifest = read("sop", trees.sop_tree(tmp_path))
     assert manifest.paths == tuple(row[3] for row in trees.SOP_TRAIN + trees.SOP_TEST)
     assert names(manifest) == [str(row[1]) for row in trees.SOP_TRAIN + trees.SOP_TEST]
     assert manifest.super_labels.tolist() == [row[2] for row in trees.SOP_TRAIN + trees.SOP_TEST]
@@ -100,8 +100,7 @@ def test_groceries_of_kinds_with_an_even_number_train_and_the_others_test(tmp_pa
 
 
 def test_the_class_of_a_species_is_its_folder_and_the_super_label_the_folder_above(tmp_path):
-    trees.inaturalist_tree(tmp_path)
-    manifest = read("inaturalist2018", tmp_path)
+    manifest = read("inaturalist2018", trees.inaturalist_tree(tmp_path))
     assert manifest.paths == tuple(trees.INATURALIST_TRAIN + trees.INATURALIST_TEST)
     assert names(manifest) == ["Plantae/6000"] * 2 + ["Aves/3000"] + ["Aves/3001"] * 2 + ["Fungi/17"] * 2
     assert manifest.super_labels.tolist() == [0, 0, 1, 1, 1, 2, 2]
@@ -131,18 +130,28 @@ def test_super_labels_are_the_model_or_the_color_of_the_vehicle(tmp_path):
 
 
 # A file of a benchmark's tree, what it holds instead, or what is added to it, and a part of what is said.
-WRONG = [
-    ("sop", "Ebay_test.txt", "+9 9 9 bicycle_final/9.JPG", "has 6 images of 3 classes, expected 5 images of 2 classes"),
-    ("sop", "Ebay_train.txt", "+5 3 bicycle_final/9.JPG", "Ebay_train.txt, line 6"),
-    ("grocery", "dataset/val.txt", "+val/Fruit/Fig/Fig/1.jpg; 3, 2", "dataset/val.txt, line 61"),
-    ("vehicleid", "train_test_split/train_list.txt", "+0000300 30", "has label"),
-    ("cub200", "image_class_labels.txt", "1 1", "classes 1 to 100 has 1 images of 1 classes, expected 4 images of 2"),
-    ("cars196", "cars_annos.mat", "MATLAB 5.0 MAT-file" + "\0" * 200, "cars_annos.mat in "),
-    ("inshop", "Eval/list_eval_partition.txt", "+img/1.jpg id_1 galery", "partition.txt, line 13"),
-]
-
-
-@pytest.mark.parametrize(("name", "file", "text", "said"), WRONG)
+@pytest.mark.parametrize(
+    ("name", "file", "text", "said"),
+    [
+        (
+            "sop",
+            "Ebay_test.txt",
+            "+9 9 9 bicycle_final/9.JPG",
+            "has 6 images of 3 classes, expected 5 images of 2 classes",
+        ),
+        ("sop", "Ebay_train.txt", "+5 3 bicycle_final/9.JPG", "Ebay_train.txt, line 6"),
+        ("grocery", "dataset/val.txt", "+val/Fruit/Fig/Fig/1.jpg; 3, 2", "dataset/val.txt, line 61"),
+        ("vehicleid", "train_test_split/train_list.txt", "+0000300 30", "has label"),
+        (
+            "cub200",
+            "image_class_labels.txt",
+            "1 1",
+            "classes 1 to 100 has 1 images of 1 classes, expected 4 images of 2",
+        ),
+        ("cars196", "cars_annos.mat", "MATLAB 5.0 MAT-file" + "\0" * 200, "cars_annos.mat in "),
+        ("inshop", "Eval/list_eval_partition.txt", "+img/1.jpg id_1 galery", "partition.txt, line 13"),
+    ],
+)
 def test_a_file_that_does_not_fit_is_named(name, file, text, said, tmp_path):
     path = trees.TREES[name](tmp_path) / file
     path.write_text(path.read_text() + text[1:] + "\n" if text.startswith("+") else text)
@@ -150,8 +159,7 @@ def test_a_file_that_does_not_fit_is_named(name, file, text, said, tmp_path):
 
 
 def test_birds_of_the_first_hundred_classes_train_and_the_others_test(tmp_path):
-    trees.cub_tree(tmp_path)
-    manifest = read("cub200", tmp_path)
+    manifest = read("cub200", trees.cub_tree(tmp_path))
     assert manifest.paths == tuple(f"images/{name}" for _, name in trees.CUB)
     assert names(manifest) == [name.split("/")[0] for _, name in trees.CUB]
     assert manifest.splits.tolist() == ["train"] * 4 + ["test"] * 5
@@ -159,8 +167,7 @@ def test_birds_of_the_first_hundred_classes_train_and_the_others_test(tmp_path):
 
 @pytest.mark.parametrize("tree", [trees.cars_tree, trees.cars_tree_of_two_folders])
 def test_cars_are_split_by_class_whichever_folder_they_lie_in(tmp_path, tree):
-    tree(tmp_path)
-    manifest = read("cars196", tmp_path)
+    manifest = read("cars196", tree(tmp_path))
     numbers = [int(name) for name in names(manifest)]
     assert sorted(numbers) == sorted(number for number, _ in trees.CARS)
     assert manifest.splits.tolist() == ["train" if number <= 98 else "test" for number in numbers]
@@ -196,8 +203,7 @@ def test_clothes_have_queries_apart_from_the_gallery(tmp_path, images):
 
 
 def test_persons_and_cameras_are_read_from_the_names_and_junk_is_left_out(tmp_path):
-    trees.market_tree(tmp_path)
-    manifest = read("market1501", tmp_path)
+    manifest = read("market1501", trees.market_tree(tmp_path))
     images = [name for folder in trees.MARKET for name in sorted(trees.MARKET[folder]) if not name.startswith("-1")]
     assert [path.split("/")[1].removesuffix(".jpg") for path in manifest.paths] == images
     assert names(manifest) == [name[:4] for name in images]
@@ -309,15 +315,9 @@ def _listed(difficulty, column):
     return [(row, one - 1) for row, found in enumerate(judged) for kind in kinds for one in found[kind]]
 
 
-def _embedded(manifest):
-    rows = np.random.default_rng(1).normal(size=(len(manifest), 6)).astype(np.float32)
-    return described(manifest, np.arange(len(manifest)), rows)
-
-
 @pytest.mark.parametrize("difficulty", SOUGHT)
 def test_queries_have_boxes_and_lists_of_what_is_sought_and_left_out(tmp_path, difficulty):
-    trees.landmark_tree(tmp_path)
-    manifest = read_roxford(tmp_path, difficulty=difficulty)
+    manifest = read_roxford(trees.landmark_tree(tmp_path), difficulty=difficulty)
     assert manifest.paths == tuple(f"jpg/{name}.jpg" for name in (*trees.LANDMARKS, *trees.GALLERY))
     assert manifest.is_query.tolist() == [True] * 3 + [False] * 8
     assert manifest.boxes.tolist() == [[0, 1, 4, 5], [1, 0, 5, 3], [0, 0, 3, 6], *([[-1] * 4] * 8)]
@@ -328,10 +328,10 @@ def test_queries_have_boxes_and_lists_of_what_is_sought_and_left_out(tmp_path, d
 
 @pytest.mark.parametrize("difficulty", SOUGHT)
 def test_the_numbers_are_those_of_a_list_without_what_is_left_out(tmp_path, difficulty):
-    trees.landmark_tree(tmp_path)
-    manifest = read_roxford(tmp_path, difficulty=difficulty)
+    manifest = read_roxford(trees.landmark_tree(tmp_path), difficulty=difficulty)
     protocol = PROTOCOLS[f"roxford5k-{difficulty}"]
-    given = _embedded(manifest)
+    rows = np.random.default_rng(1).normal(size=(len(manifest), 6)).astype(np.float32)
+    given = described(manifest, np.arange(len(manifest)), rows)
     report = protocol.evaluate(given)
     names = [f"precision@{cut}(last)" for cut in (1, 5, 10)]
     assert list(report.metrics) == ["trapezoid_ap", *names, "mauprc"]
@@ -356,8 +356,7 @@ def test_the_numbers_are_those_of_a_list_without_what_is_left_out(tmp_path, diff
 
 
 def test_pairs_stay_with_their_rows_and_in_the_file_of_embeddings(tmp_path):
-    trees.landmark_tree(tmp_path)
-    manifest = read_roxford(tmp_path)
+    manifest = read_roxford(trees.landmark_tree(tmp_path))
     part = manifest.select([2, 8, 9, 3])
     assert part.positives.tolist() == [[0, 1], [0, 2]]
     assert part.ignored.tolist() == []
@@ -370,8 +369,7 @@ def test_pairs_stay_with_their_rows_and_in_the_file_of_embeddings(tmp_path):
     with pytest.raises(UserError, match="roxford5k lists which images belong together, which a table does not hold"):
         write_table(manifest, tmp_path / "clean.csv")
     np.savez(tmp_path / "odd.npz", embeddings=np.eye(2), labels=[1, 2], positives=[[0, 2]])
-    with pytest.raises(UserError, match="expected rows from 0 to 1"):
-        Embedded.load(tmp_path / "odd.npz")
+    refused("expected rows from 0 to 1", Embedded.load, tmp_path / "odd.npz")
 
 
 def test_a_ground_truth_that_does_not_fit_is_refused(tmp_path):
@@ -379,5 +377,4 @@ def test_a_ground_truth_that_does_not_fit_is_refused(tmp_path):
     content = {name: found for name, found in loadmat(file).items() if not name.startswith("__")}
     content["gnd"][0, 0]["bbx"] = np.array([[1.0, 2.0, 3.0]])
     savemat(file, content)
-    with pytest.raises(UserError, match=r"gnd_roxford5k\.mat"):
-        read_roxford(tmp_path)
+    refused(r"gnd_roxford5k\.mat", read_roxford, tmp_path)

@@ -5,20 +5,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from testing.galleries import rows, write_rows
+from testing.refusals import refused
 
 from aurank.data import READERS
 from aurank.data.prepared import contents
 from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
-from aurank.errors import UserError
 
 
 def read(path: Path, **params: Any) -> Any:
     return READERS["embeddings"](path.parent, file=path.name, **params)
 
 
-def test_rows_labels_paths_and_splits_are_those_of_the_file(tmp_path):
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_rows_labels_paths_and_splits_are_those_of_the_file(tmp_path, kind):
     held = rows(classes=np.array([f"kind {label}" for label in range(12)]), super_labels=np.repeat([0, 1], 36))
+    held["embeddings"] = held["embeddings"].astype(kind)
     np.savez(tmp_path / "rows.npz", **held)
     manifest = read(tmp_path / "rows.npz")
     assert manifest.split_sizes == {"train": 48, "test": 24}
@@ -27,7 +30,8 @@ def test_rows_labels_paths_and_splits_are_those_of_the_file(tmp_path):
     assert manifest.super_labels.tolist() == [0] * 36 + [1] * 36
     test = EmbeddingDataset(manifest.split("test"))
     batch = test.__getitems__([3, (0, 5, 1)])
-    np.testing.assert_array_equal(batch.image.numpy(), held["embeddings"][[51, 48]])
+    assert batch.image.dtype == torch.float32
+    np.testing.assert_array_equal(batch.image.numpy(), held["embeddings"][[51, 48]].astype(np.float32))
     assert batch.id.tolist() == [3, 0]
     assert test.skipped == []
     assert test.cached_bytes == 24 * 16 * 4
@@ -54,12 +58,6 @@ def test_an_npy_with_files_of_labels_and_splits_is_the_same_data(tmp_path):
     assert isinstance(source.rows, np.memmap)
 
 
-@pytest.mark.parametrize("kind", [np.float16, np.float64])
-def test_rows_of_another_precision_become_float32(tmp_path, kind):
-    write_rows(tmp_path / "rows.npz", embeddings=rows()["embeddings"].astype(kind))
-    assert EmbeddingDataset(read(tmp_path / "rows.npz")).__getitems__([0]).image.dtype.itemsize == 4
-
-
 def test_a_changed_number_changes_the_contents_that_a_resumed_run_is_compared_by(tmp_path):
     embeddings = rows()["embeddings"]
     before = contents(read(write_rows(tmp_path / "rows.npz")))
@@ -79,7 +77,6 @@ def spoiled(row: int, value: float) -> np.ndarray:
         ({"splits": None}, r"holds no array 'splits', .* aurank embed --split all, or name .* data.params.splits"),
         ({"splits": np.array(["training"] * 72)}, "split 'training' is not known; expected one of train, val, test"),
         ({"labels": None}, "holds no array 'labels'"),
-        ({"labels": np.arange(71)}, r"labels has shape \(71,\)"),
         ({"embeddings": spoiled(50, np.nan)}, r"row 50 \('8/50.png'\) holds NaN or infinity; .*aurank doctor"),
         ({"embeddings": rows()["embeddings"].astype(np.float64) * 1e200}, "holds NaN or infinity"),
         ({"embeddings": np.array([["a"]] * 72)}, "embeddings has shape .* expected a matrix of numbers"),
@@ -89,7 +86,4 @@ def spoiled(row: int, value: float) -> np.ndarray:
 )
 def test_files_that_cannot_be_trained_on_are_refused_in_one_line(tmp_path, changes, message):
     path = write_rows(tmp_path / "rows.npz", **changes)
-    with pytest.raises(UserError, match=message) as caught:
-        read(path)
-    assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
+    assert str(path) in refused(message, read, path)

@@ -1,7 +1,6 @@
 """A label, several labels, a camera and a missing value are the same in every kind of input."""
 
 import csv
-import io
 import json
 import re
 from collections.abc import Callable
@@ -16,24 +15,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
-from testing.inputs import add_to_tar
+from testing.inputs import add_to_tar, held_bytes
+from testing.refusals import refused
+from testing.trees import png, write_tree
 from torch.utils.data import Subset
 
 import aurank
-from aurank.data import READERS, Manifest, from_dataset, from_table
-from aurank.embedding.embedded import described
+from aurank.commands import examine_embeddings
+from aurank.data import READERS, Manifest, build_manifest, from_dataset, from_table
+from aurank.data.checks.doctor import examine
+from aurank.data.dataset import with_own_labels
+from aurank.data.readers.folders import draw_splits
+from aurank.data.shards import ShardWriter, read_shards
+from aurank.embedding.embedded import Embedded, described
+from aurank.embedding.image_text_pairs import texts_of
 from aurank.errors import AurankWarning, UserError
 
 Values = list[Any]
 GREY = np.zeros((4, 4), np.uint8)
 MISSING = (None, float("nan"), np.float32("nan"), "", " ", "NaN", "nan")
-
-
-def photo() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(file, "PNG")
-    return file.getvalue()
 
 
 def rows(**columns: Values) -> dict[str, Values]:
@@ -42,9 +42,7 @@ def rows(**columns: Values) -> dict[str, Values]:
 
 
 def folder(root: Path) -> Path:
-    for row in range(4):
-        (root / f"{row}.png").write_bytes(photo())
-    return root
+    return write_tree(root, [f"{row}.png" for row in range(4)])
 
 
 def by_csv(root: Path, *, separator: str | None = None, **columns: Values) -> Manifest:
@@ -67,7 +65,7 @@ def by_frame(make: Callable[..., Any], root: Path, *, separator: str | None = No
 
 
 def by_hf(root: Path, *, label: Values) -> Manifest:
-    pq.write_table(pa.table({"image": [photo()] * len(label), "label": label}), root / "rows.parquet")
+    pq.write_table(pa.table({"image": [png(0)] * len(label), "label": label}), root / "rows.parquet")
     return READERS["hf"](root)
 
 
@@ -80,7 +78,7 @@ def archive(root: Path, files: dict[str, bytes], **label: str) -> Manifest:
 def by_json(root: Path, *, label: Values) -> Manifest:
     plain = [value.item() if hasattr(value, "item") else value for value in label]
     files = {f"{row}.json": json.dumps({"kind": value}).encode() for row, value in enumerate(plain)}
-    return archive(root, {f"{row}.png": photo() for row in range(len(label))} | files, label="json.kind")
+    return archive(root, {f"{row}.png": png(0) for row in range(len(label))} | files, label="json.kind")
 
 
 TABLES: dict[str, Callable[..., Manifest]] = {
@@ -96,7 +94,7 @@ INPUTS: dict[str, Callable[..., Manifest]] = {
     "json": by_json,
     "cls": lambda root, label: archive(
         root,
-        {f"{row}.png": photo() for row in range(len(label))}
+        {f"{row}.png": png(0) for row in range(len(label))}
         | {f"{row}.cls": str("" if value is None else value).encode() for row, value in enumerate(label)},
     ),
     "torch": lambda root, label: from_dataset([(GREY, value) for value in label]),
@@ -132,7 +130,7 @@ def test_no_camera_is_one_thing_in_tables_and_arrays(kind: str, none: Any, tmp_p
 
 
 def test_a_key_ends_at_the_first_dot_and_what_has_no_place_is_told(tmp_path: Path) -> None:
-    files = {name: photo() for name in ("a.png", "b.v2.png", "c.png", "c.mask.png")}
+    files = {name: png(0) for name in ("a.png", "b.v2.png", "c.png", "c.mask.png")}
     files |= {f"{name}.cls": b"x" for name in ("a", "b.v2", "c", "d")}
     told = r"left out as no image of a sample: 2 \(first b\.v2\.png\); a key ends at the first dot of a name"
     with pytest.warns(aurank.errors.AurankWarning, match=told):
@@ -209,19 +207,88 @@ def test_truth_values_say_which_labels_there_are(kind: Callable[[Any], Any]) -> 
     ],
 )
 def test_what_is_no_set_of_labels_is_refused_in_a_line(label: Any, said: str) -> None:
-    with pytest.raises(UserError, match=said) as caught:
-        from_dataset([(GREY, label), (GREY, label)])
-    assert "\n" not in str(caught.value)
+    refused(said, from_dataset, [(GREY, label), (GREY, label)])
 
 
 def test_a_separator_makes_several_labels_none_of_which_is_empty_and_is_missed(tmp_path: Path) -> None:
     make = partial(by_frame, arrow, tmp_path)
     with pytest.raises(UserError, match=r"table, line 1: a label must be .* a list that has each once"):
         make(label=["a||b", "a", "b", "c"], separator="|")
-    with pytest.raises(UserError, match="label is empty or NaN"):
-        make(label=["a|b", "", "b", "c"], separator="|")
+    refused("label is empty or NaN", make, label=["a|b", "", "b", "c"], separator="|")
     assert make(label=["a;b", "a", "b", "c"]).class_sets is None
     texts = {"text": [*"abcd"]}
     for given, sign in (({"label": ["a;b", "a", "b", "c"]}, "|"), ({"label": [1, 2, 2, 1]}, ";"), (texts, "")):
         with pytest.warns(AurankWarning, match=re.escape(f"table: no label holds the separator {sign or '|'!r}")):
             make(**given, separator=sign)
+
+
+# -- What a data set keeps of images with several labels
+
+
+def test_texts_go_by_one_label():
+    manifest = listed([("a", "b"), ("c",)], texts=["one", "two"])
+    refused("sets has several labels for an image, and texts go by one", texts_of, manifest)
+
+
+def listed(labels: Any, **more: Any) -> Manifest:
+    rows = len(labels)
+    splits = more.pop("splits", ["train"] * rows)
+    paths = [str(row) for row in range(rows)]
+    return build_manifest("sets", held_bytes(b""), paths=paths, labels=labels, splits=splits, **more)
+
+
+def test_rows_keep_their_labels_through_select_and_lose_them_with_labels_of_their_own():
+    manifest = listed([("a", "b"), ("c",), ("b", "c"), ("c",), ("a",)])
+    chosen = manifest.select([3, 2])
+    assert chosen.classes == ("c", "b|c")
+    assert chosen.class_sets.tolist() == [[False, True], [True, True]]
+    assert listed([("a", "b"), ("c",)]).sha256 != listed(["a|b", "c"]).sha256
+    assert with_own_labels(manifest).class_sets is None
+    assert listed([("a", "b"), "c"]).class_sets.tolist() == listed([("a", "b"), ("c",)]).class_sets.tolist()
+
+
+def test_classes_that_share_a_label_are_held_out_together():
+    names = [(f"{group}{one}", f"{group}{two}") for group in "abcdef" for one, two in ((0, 1), (1, 2), (2, 0))]
+    manifest = listed(names * 2)
+    held = manifest.split_validation(0.5, seed=0)
+    groups = {
+        split: {name[0] for row in np.flatnonzero(held.splits == split) for name in (names * 2)[row]}
+        for split in ("train", "val")
+    }
+    assert len(groups["train"]) == len(groups["val"]) == 3
+    assert not groups["train"] & groups["val"]
+    with pytest.raises(UserError, match=r"1 training classes without a common label, too few .* or name a split val"):
+        listed([("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "a")]).split_validation(0.5, seed=0)
+    with_texts = listed([("a", "b"), ("c",), ("b",), ("d",)], texts=["x"] * 4)
+    assert np.unique(with_texts.units("class", np.ones(4, bool)), return_inverse=True)[1].tolist() == [0, 1, 0, 2]
+
+
+def test_a_fraction_of_the_combinations_is_drawn_for_the_test():
+    labels = [("a", "b"), "c", ("b", "c"), ("a",)] * 3
+    splits = draw_splits(labels, 0.5, seed=1)
+    assert [*map(splits.count, ("train", "test"))] == [6, 6]
+    assert len({*zip(splits, labels, strict=True)}) == len({*labels})  # each combination is in one split
+
+
+def test_a_label_that_another_combination_has_leaves_no_image_alone():
+    report = examine(listed([("a", "b"), ("b", "c"), ("d",)]), contents=False)
+    lone = [finding for finding in report.findings if finding.check == "classes with one image in their split"]
+    assert [finding.examples for finding in lone] == [("d in train",)]
+    assert report.counts == {"images": 3, "labels": 4, "train images": 3, "train labels": 4}
+
+
+def test_saved_embeddings_keep_the_labels_in_a_file_and_in_parts(tmp_path):
+    manifest = listed([("a", "b"), ("c",), ("b", "c"), ("c",)], splits=["train", "test"] * 2)
+    embedded = described(manifest, np.arange(4), np.eye(4, dtype=np.float32))
+    embedded.save(tmp_path / "rows.npz")
+    embedded.save(tmp_path / "rows.parquet")
+    assert examine_embeddings(tmp_path / "rows.npz").counts == {"embeddings": 4, "dimensions": 4, "labels": 3}
+    writer = ShardWriter(tmp_path / "parts")
+    writer.write(np.eye(4, dtype=np.float32))
+    writer.finish({name: values for name, values in vars(embedded).items() if values is not None})
+    assert read_shards(tmp_path / "parts")["multi_label"]
+    for name in ("rows.npz", "rows.parquet", "parts"):
+        again = READERS["embeddings"](tmp_path, file=name)
+        assert again.classes == manifest.classes
+        assert again.class_sets.tolist() == manifest.class_sets.tolist()
+        assert Embedded.load(tmp_path / name).evaluate().metrics == embedded.evaluate().metrics

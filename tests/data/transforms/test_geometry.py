@@ -102,8 +102,7 @@ def test_warps_shift_turn_and_scale_about_the_middle(channels: int) -> None:
     shifted = np.full_like(image, 7)
     shifted[4:, 2:] = image[:-4, :-2]
     np.testing.assert_array_equal(warped(right=2.5 / 9, down=4.5 / 9), shifted)
-    turned = np.full_like(image, 7)
-    turned[:] = np.rot90(image)
+    turned = np.rot90(image)
     inner = slice(1, -1)  # the edge is mixed with what comes into view
     np.testing.assert_allclose(warped(turn=90)[inner, inner].astype(int), turned[inner, inner].astype(int), atol=1)
     half = warped(wide=0.5, tall=0.5)
