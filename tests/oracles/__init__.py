@@ -247,16 +247,24 @@ def soprc_first_batch(
     return {"loss": ranking, "semi_variance": extra}
 
 
+def official_quantiles(
+    similarity: Tensor, positive: Mask, negative: Mask, labels: Sequence[int], *, number: int, beta: float
+) -> dict[int, list[float]]:
+    """What v holds in the authors' code: 0, 1/number ... moved by beta towards those of a class's last query."""
+    chosen, quantiles = sides(positive, negative), {}
+    start = torch.tensor([k / number for k in range(number)]).tolist()  # a state is float32 at first
+    for row in chosen:
+        last = max(mate for mate in chosen if labels[mate] == labels[row])
+        scores = official_scores([float(similarity[last, j].detach()) for j in chosen[last][0]], number)
+        quantiles[row] = [(1 - beta) * before + beta * score for before, score in zip(start, scores, strict=True)]
+    return quantiles
+
+
 def official_soprc_first_batch(
     similarity: Tensor, positive: Mask, negative: Mask, labels: Sequence[int], *, class_counts: Sequence[int]
 ) -> dict[str, PerQuery | Tensor]:
-    """The authors' code on its first batch: v from 0, 0.01 ... 0.99, moved by 0.1 towards a class's last query's."""
-    chosen, quantiles = sides(positive, negative), {}
-    start = torch.tensor([k / 100 for k in range(100)], dtype=torch.float32).tolist()  # a state is float32 at first
-    for row in chosen:
-        last = max(mate for mate in chosen if labels[mate] == labels[row])
-        scores = official_scores([float(similarity[last, j].detach()) for j in chosen[last][0]], 100)
-        quantiles[row] = [0.9 * before + 0.1 * score for before, score in zip(start, scores, strict=True)]
+    """The authors' code on its first batch, with its defaults."""
+    quantiles = official_quantiles(similarity, positive, negative, labels, number=100, beta=0.1)
     prior = {row: 0.1 * class_counts[label] / max(class_counts) for row, label in enumerate(labels)}
     ranking = soprc(similarity, positive, negative, quantiles=quantiles, prior=prior)
     extra = pooled_semi_variance(similarity, positive, negative, weights=(1.0, 5.0))

@@ -108,6 +108,7 @@ def hierarchical_ap(
     table: Sequence[Sequence[int]],
     ref_labels: Sequence[int] | None = None,
     relevance: str = "level",
+    alpha: float = 1.0,
     share: float = 1.0,
     **width: float,
 ) -> PerQuery:
@@ -123,7 +124,7 @@ def hierarchical_ap(
             if place == 0:
                 return 0.0
             if relevance == "level":
-                return place / most / sizes[place]
+                return (place / most) ** alpha / sizes[place]
             return sum(1 / sum(sizes[part:]) for part in range(1, place + 1))
 
         worth = {j: relevance_at(place) for j, place in level.items()}

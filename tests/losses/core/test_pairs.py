@@ -93,16 +93,6 @@ def test_larger_similarity_is_closer_for_any_distance() -> None:
     torch.testing.assert_close(dot.similarity, embeddings @ embeddings.T)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_pairs_are_at_least_float32_and_autocast_changes_nothing(dtype: torch.dtype) -> None:
-    embeddings = embed(10, dtype=dtype)
-    plain = make_pairs(embeddings, LABELS, distance=CosineSimilarity())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = make_pairs(embeddings, LABELS, distance=CosineSimilarity())
-    assert plain.similarity.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert cast.similarity.equal(plain.similarity)
-
-
 def test_references_that_are_the_embeddings_themselves_are_the_batch() -> None:
     embeddings = embed(10)
     pairs = make_pairs(embeddings, LABELS, distance=CosineSimilarity(), ref_emb=embeddings, ref_labels=LABELS.clone())

@@ -54,19 +54,6 @@ def test_two_ways_are_the_sum_of_both_objectives(individual: bool, weighted_pull
         assert moved[1].nonzero().squeeze(1).tolist() == sorted(set(given["ref_ids"].tolist()) - set(lone.tolist()))
 
 
-def test_a_temperature_moves_down_the_finite_difference_of_its_objective() -> None:
-    embeddings, rate, step = views().detach(), 0.001, 1e-6
-    loss = make(gamma=1, temperature_beta=1, temperature_lr=rate, temperature=0.25)
-    loss(embeddings, LABELS)
-    sides = oracles.cosine(embeddings), *oracles.masks(LABELS.tolist())
-    ahead, behind = (oracles_temperatures.robust(*sides, temperature=0.25 + by, rho=0.3) for by in (step, -step))
-    slopes = {query: float(ahead[query] - behind[query]) / (2 * step) for query in ahead}
-    for image in range(5):
-        expected = np.mean([slopes[row] for row in range(len(LABELS)) if LABELS[row] == image])  # over its views
-        found = (0.25 - float(loss.temperatures[image])) / rate
-        assert found == pytest.approx(expected, rel=1e-6)
-
-
 def test_the_gradient_of_one_global_temperature_is_its_finite_difference() -> None:
     loss = make(individual=False, gamma=1, temperature=0.25)
     (parameter,) = loss.parameters()

@@ -3,13 +3,12 @@ import math
 
 import pytest
 import torch
-from oracles.neuclip import DIM, LABELS, SETTINGS, TEXT_LABELS, Reference, call, make
+from oracles.neuclip import LABELS, SETTINGS, TEXT_LABELS, Reference, call, make
 from oracles.neuclip import two_sides as sides
 from testing.stateful import same_state
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from aurank.losses import CrossBatchMemory
 from aurank.losses.global_contrastive.neuclip import LARGEST_EXCESS, certainty_equivalent
 
 
@@ -82,13 +81,6 @@ def test_rows_that_are_not_numbers_leave_the_state_finite() -> None:
         images[1], texts[2] = torch.nan, torch.inf
         assert call(loss, images, texts).isnan()
         assert all(buffer.isfinite().all() for buffer in loss.buffers())
-
-
-def test_it_takes_memories_one_way_only() -> None:
-    memory = CrossBatchMemory(make(two_way=False), embedding_size=DIM, memory_size=30).double()
-    for step in range(3):
-        rows, _ = sides(step)
-        assert memory(rows, LABELS).isfinite()
 
 
 def test_evaluation_predicts_with_the_prototypes_as_they_are() -> None:

@@ -10,7 +10,7 @@ from testing.equal import check_equal
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses import CrossBatchMemory, MultipleLosses, SogCLRLoss
+from aurank.losses import MultipleLosses, SogCLRLoss
 from aurank.losses.global_contrastive._normalizer import Gamma
 
 NUMBER = 6  # samples, of two views each
@@ -115,18 +115,3 @@ def test_pml_s_wrappers_and_trainers_work_where_labels_are_the_ids_and_say_what_
     ids = {"ids": VIEWS}
     of_classes = MultipleLosses([make(), pml.NTXentLoss()])(embeddings, VIEWS // 3, **ids)
     assert of_classes == make()(embeddings, VIEWS // 3, **ids) + pml.NTXentLoss()(embeddings, VIEWS // 3)
-
-
-def test_a_memory_of_aurank_is_more_references_() -> None:
-    memory, loss = CrossBatchMemory(make(), embedding_size=5, memory_size=24).double(), make()
-    first, second, labels = data(1).detach(), data(2), VIEWS // 2
-    ids = torch.arange(NUMBER).repeat(2)
-    memory(first, labels, ids=ids)
-    loss(first, labels, ids=ids)
-    value = memory(second, labels, ids=ids)
-    given = {"ref_emb": torch.cat([second, first]), "ref_labels": labels.repeat(2), "ids": ids}
-    far, near = labels[:, None] != given["ref_labels"], labels[:, None] == given["ref_labels"]
-    own = torch.eye(12, 24, dtype=torch.bool)
-    stale = (ids[:, None] == ids.repeat(2)) & (torch.arange(24) >= 12)  # earlier embeddings of the same image
-    mined = (*(near & ~own & ~stale).nonzero().T, *far.nonzero().T)
-    check_equal(value, loss(second, labels, mined, **given), second)

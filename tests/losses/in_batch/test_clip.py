@@ -25,14 +25,6 @@ def test_clip_of_one_text_an_image_is_the_mean_of_torch_s_cross_entropies() -> N
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)  # the parameter is float32
 
 
-def test_siglip_of_one_text_an_image_is_the_sum_over_all_pairs_by_the_batch() -> None:
-    images, texts, labels = two_views()
-    loss = SigLIPLoss().double()(images, labels, ref_emb=texts, ref_labels=labels)
-    scores = 10 * logits(images, texts) - 10
-    expected = -nn.functional.logsigmoid((2 * torch.eye(6) - 1) * scores).sum() / 6
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize(
     ("loss", "oracle"),
     [(CLIPLoss(0.25), oracles_contrastive.sup_con), (SigLIPLoss(0.25, -2.0), oracles_temperatures.sigmoid)],

@@ -1,6 +1,5 @@
 from functools import partial
 
-import oracles
 import pytest
 import torch
 from oracles import contrastive as oracles_contrastive
@@ -16,21 +15,12 @@ def test_info_nce_is_pml_s_nt_xent_where_all_queries_have_as_many_positives() ->
     check_equal(InfoNCELoss(0.07)(embeddings, labels), pml.NTXentLoss(0.07)(embeddings, labels), embeddings)
 
 
-def test_pml_s_nt_xent_is_the_mean_over_pairs_where_they_have_not() -> None:
-    embeddings, labels = batch()
-    own = oracles_contrastive.info_nce(oracles.cosine(embeddings), *oracles.masks(labels.tolist()), temperature=0.1)
-    counts = {query: int((labels == labels[query]).sum()) - 1 for query in own}
-    by_pair = sum(counts[query] * own[query] for query in own) / sum(counts.values())
-    torch.testing.assert_close(pml.NTXentLoss(0.1)(embeddings, labels), by_pair, rtol=0, atol=1e-10)
-    assert abs(InfoNCELoss(0.1)(embeddings, labels) - by_pair) > 0.01
-
-
 def test_sup_con_is_pml_s() -> None:
     embeddings, labels = batch()
     check_equal(SupConLoss(0.07)(embeddings, labels), pml.SupConLoss(0.07)(embeddings, labels), embeddings)
 
 
-def test_in_float32_at_a_small_temperature_wrong_pairs_keep_their_gradient_which_pml_s_loses() -> None:
+def test_in_float32_at_a_small_temperature_wrong_pairs_keep_their_gradient() -> None:
     labels = torch.tensor([0, 0, 1, 1])
     rows = torch.tensor([[1.0, 0.1], [-1.0, 0.1], [1.0, 0.0], [-1.0, -0.2]], requires_grad=True)
     for make in (InfoNCELoss, SupConLoss):
@@ -42,9 +32,6 @@ def test_in_float32_at_a_small_temperature_wrong_pairs_keep_their_gradient_which
             (gradient,) = torch.autograd.grad(loss, rows)
             assert gradient.isfinite().all()
             assert gradient.abs().sum(dim=1).min() > 1
-    theirs = pml.NTXentLoss(0.005)(rows, labels)
-    assert theirs < 88
-    assert not torch.autograd.grad(theirs, rows)[0].any()
 
 
 def test_two_way_is_the_sum_of_both_directions() -> None:

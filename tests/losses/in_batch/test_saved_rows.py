@@ -15,7 +15,6 @@ from torch import Tensor
 import aurank
 from aurank.config import Config, ConfigError
 from aurank.data.dataset import with_own_labels
-from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.losses import CompatibleLoss, CrossBatchMemory, DistillLoss, MultipleLosses, SmoothAPLoss
 from aurank.training import read_config
@@ -183,19 +182,3 @@ def test_a_run_does_not_go_on_with_other_rows(tmp_path: Path) -> None:
     write_teacher(tmp_path / "rows.npz", embeddings=2 * rows[1:])
     with pytest.raises(UserError, match=r"trained on other images of .* \(teacher changed\); point .* the same rows"):
         aurank.train(config_of(tmp_path / "rows.npz"), tmp_path / "run", resume=True, dataset=digits)
-
-
-@pytest.mark.slow
-def test_training_learns_the_map_and_keeps_it(tmp_path: Path) -> None:
-    digits = few_digits()
-    write_teacher(tmp_path / "rows.npz")
-    digits = digits.select(np.arange(1, len(digits)))
-    config = config_of(tmp_path / "rows.npz", model={"dim": 5})
-    aurank.train(config, tmp_path / "whole", dataset=digits)
-    aurank.train(
-        config_of(tmp_path / "rows.npz", model={"dim": 5}, train={"steps": 4}), tmp_path / "half", dataset=digits
-    )
-    states = {name: load_checkpoint(tmp_path / name / "last.safetensors")["loss"] for name in ("whole", "half")}
-    maps = [state["losses.distill.map"] for state in states.values()]
-    assert maps[0].shape == (8, 5)
-    assert not maps[0].equal(maps[1])

@@ -45,11 +45,6 @@ def test_fast_ap_is_pml_s_by_either_distance(num_bins: int) -> None:
         check_equal(FastAPLoss(num_bins, **given)(embeddings, labels), theirs, embeddings)
 
 
-def test_bins_of_squared_distance_are_dir_s_bins_of_similarity() -> None:
-    embeddings, labels = batch()
-    check_equal(FastAPLoss(10)(embeddings, labels), ListwiseAPLoss(11)(embeddings, labels), embeddings)
-
-
 def test_official_keeps_the_value_and_makes_the_gradient_that_of_half_the_sum() -> None:
     embeddings, labels = batch()
     official, plain = FastAPLoss(official=True), FastAPLoss()
@@ -74,12 +69,6 @@ def ranking(loss: PairLoss, scores: list[float], relevant: tuple[int, ...]) -> f
 def exact(relevant: list[int]) -> float:
     hits = [rank for rank, hit in enumerate(relevant, start=1) if hit]
     return sum((found + 1) / rank for found, rank in enumerate(hits)) / len(hits)
-
-
-@pytest.mark.parametrize("relevant", [each for each in itertools.product([0, 1], repeat=5) if 0 < sum(each) < 5])
-def test_scores_at_the_centres_one_to_a_bin_give_the_exact_average_precision(relevant: tuple[int, ...]) -> None:
-    scores = [0.8, 0.4, 0.0, -0.4, -0.8]
-    assert ranking(FastAPLoss(), scores, relevant) == pytest.approx(1 - exact(relevant), abs=1e-12)
 
 
 @BOTH
@@ -114,13 +103,6 @@ def test_of_whole_ties_the_default_counts_negatives_first_and_tie_aware_averages
     ]
     expected = 1 - sum(orders) / len(orders)
     assert ranking(ListwiseAPLoss(5, tie_aware=True), CENTRES, relevant) == pytest.approx(expected, abs=1e-7)
-
-
-def test_equal_embeddings_score_the_prevalence_or_the_mean_over_orders() -> None:
-    labels, rows = torch.tensor([0, 0, 0, 1, 1, 1]), torch.ones(6, 4)
-    assert ListwiseAPLoss()(rows, labels) == pytest.approx(1 - 2 / 5, abs=1e-5)
-    orders = [exact(order) for order in itertools.permutations([1, 1, 0, 0, 0])]
-    assert ListwiseAPLoss(tie_aware=True)(rows, labels) == pytest.approx(1 - sum(orders) / len(orders), abs=1e-5)
 
 
 @BOTH

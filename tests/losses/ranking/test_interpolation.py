@@ -34,13 +34,6 @@ def test_quantiles_are_the_identity_for_as_many_quantiles_as_scores() -> None:
     assert INTERPOLATIONS["quantile"](single, count, num_quantiles=9, bounds=UNBOUNDED).equal(single)
 
 
-@pytest.mark.parametrize("name", ["paper", "official"])
-def test_the_printed_interpolation_is_half_an_interval_low_for_as_many_steps_as_scores(name: str) -> None:
-    scores, count = padded([[0.1, 0.3, 0.4, 0.8]])
-    result = INTERPOLATIONS[name](scores, count, num_quantiles=4, bounds=UNBOUNDED)
-    torch.testing.assert_close(result, torch.tensor([[0.0, 0.2, 0.35, 0.6]], dtype=torch.float64))
-
-
 @pytest.mark.slow
 def test_quantiles_are_nearer_to_the_distribution_than_the_official_ones() -> None:
     # 0.017 and 0.029: the errors stated in the docstring, for three scores of N(0.5, 0.1)

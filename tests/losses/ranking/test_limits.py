@@ -44,14 +44,6 @@ def test_a_bound_is_at_least_the_loss_of_the_exact_ap_equal_scores_included(seed
     assert wanted < ListwiseAPLoss(10**5)(embeddings, labels).item() < wanted + 0.2
 
 
-def test_auroc_by_hand() -> None:
-    labels = torch.tensor([0, 0, 1, 1])
-    rows = torch.eye(2, dtype=torch.float64)[labels]  # s+ = 1, s- = 0
-    assert AUROCLoss("huber", 2.0)(rows, labels).item() == pytest.approx((1 - 1 / 2) ** 2)
-    assert AUROCLoss("logistic", 1.0)(rows, labels).item() == pytest.approx(torch.tensor(-1.0).exp().log1p() / 0.693147)
-    assert AUROCLoss("huber")(torch.ones(4, 2), labels) == 1  # all equal
-
-
 def test_pml_s_smooth_ap_agrees_where_it_is_right() -> None:
     # PML groups the wrong rows unless there are as many classes as samples per class, and needs them in blocks
     labels = torch.arange(4).repeat_interleave(4)

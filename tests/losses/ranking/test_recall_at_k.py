@@ -47,13 +47,6 @@ def test_mixup_draws_anew_at_each_step_and_rests_in_evaluation_mode() -> None:
     assert loss.state_dict()["shares._extra_state"].equal(before)
 
 
-def test_mixup_needs_no_value_of_the_device() -> None:
-    embeddings, labels = batch()
-    rows = embeddings.detach().to("meta").requires_grad_()
-    RecallAtKLoss(similarity_mixup=True).to("meta")(rows, labels).backward()
-    assert rows.grad is not None
-
-
 def test_mixup_takes_references_and_miners_in_evaluation_mode() -> None:
     (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
     mined = BatchHardMiner()(embeddings, labels)

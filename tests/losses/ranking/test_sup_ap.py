@@ -22,17 +22,6 @@ def test_other_widths_equal_the_loop(width: dict[str, float]) -> None:
         check_equal(loss(embeddings, labels), oracles.mean(expected), embeddings)
 
 
-def test_the_gradient_of_a_negative_far_ahead_does_not_fade() -> None:
-    labels = torch.tensor([0, 0, 1])
-    rows = torch.tensor([[1.0, 0.0], [-0.6, 0.8], [0.9, 0.1]], dtype=torch.float64, requires_grad=True)
-    gradients = [
-        torch.autograd.grad(SupAPLoss(slope=slope, calibration=0)(rows, labels), rows)[0].abs().max()
-        for slope in (0.0, 100.0)
-    ]
-    assert gradients[0] < 1e-20
-    assert gradients[1] > 1e-3
-
-
 @pytest.mark.parametrize("make", [SupAPLoss, SupRecallLoss, HierarchicalAPLoss])
 def test_second_order_gradients_are_those_of_finite_differences(make: type) -> None:
     embeddings, labels = batch([0, 0, 1, 1, 1])

@@ -56,21 +56,6 @@ def test_a_memory_of_the_batch_gives_the_loss_and_gradient_within_the_batch(name
     check_equal(value, expected, embeddings, value=1e-12, rtol=0, atol=1e-10)
 
 
-def test_references_are_the_batch_and_the_newest_earlier_rows() -> None:
-    embeddings, labels = batch(4)
-    memory = memory_of("smooth_ap", size=30)
-    earlier = [batch(seed) for seed in range(4)]
-    for each in earlier:
-        memory(*each)
-    kept, kept_labels = (torch.cat(parts)[-18:].detach() for parts in zip(*earlier, strict=True))
-    references, ref_labels = torch.cat([embeddings, kept]), torch.cat([labels, kept_labels])
-    ids = torch.arange(SIZE).tolist()
-    sides = oracles.masks(labels.tolist(), ref_labels.tolist(), ids=ids, ref_ids=[*ids, *[-1] * 18])
-    expected = oracles.mean(oracles.smooth_ap(oracles.cosine(embeddings, references), *sides, temperature=0.01))
-    value = memory(embeddings, labels)
-    check_equal(value, expected, embeddings, rtol=1e-7, atol=1e-8)
-
-
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_the_memory_holds_the_newest_rows_in_order_whatever_the_batches() -> None:
     memory = memory_of("smooth_ap", size=13)

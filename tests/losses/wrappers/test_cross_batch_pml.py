@@ -6,7 +6,7 @@ from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
 from testing.equal import rows_of_four as batch
 
-from aurank.losses import CrossBatchMemory, SmoothAPLoss, SogCLRLoss, contrastive
+from aurank.losses import CrossBatchMemory, SmoothAPLoss, SogCLRLoss
 
 SIZE, DIM = 12, 5
 
@@ -14,16 +14,6 @@ SIZE, DIM = 12, 5
 def both(*given: object, **named: object) -> tuple[CrossBatchMemory, pml.CrossBatchMemory]:
     ours = CrossBatchMemory(pml.ContrastiveLoss(), *given, **named).double()
     return ours, pml.CrossBatchMemory(pml.ContrastiveLoss(), *given, **named)
-
-
-def test_arguments_stand_in_pml_s_order_and_bear_its_names() -> None:
-    miner = miners.MultiSimilarityMiner()
-    for memory in (
-        CrossBatchMemory(contrastive(), DIM, 30, miner),
-        CrossBatchMemory(loss=contrastive(), embedding_size=DIM, memory_size=30, miner=miner),
-    ):
-        assert (memory.embedding_size, memory.memory_size, memory.miner) == (DIM, 30, miner)
-    assert CrossBatchMemory(contrastive(), DIM).memory_size == 1024
 
 
 @pytest.mark.parametrize(
