@@ -10,8 +10,9 @@ from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as pml_losses
 from testing.cases import COUNTS, FURTHER, TABLE, Case
 from testing.equal import batch, check_equal
+from testing.stateful import EVERY as MAKERS
 from testing.stateful import PROXIES, same_state
-from torch import Tensor
+from torch import Tensor, nn
 
 from aurank.losses import LOSSES, MINERS, MultipleLosses
 
@@ -202,6 +203,7 @@ def test_double_keeps_value_and_state_in_float64_and_half_precision_leaves_them_
     loss = case.make().double()
     embeddings, labels = batch()
     assert loss(embeddings, labels).dtype == torch.float64
+    assert case.make()(embeddings.half(), labels).dtype == torch.float32
     assert all(state.dtype == torch.float64 for state in loss.buffers() if state.is_floating_point())
     assert all(state.dtype == torch.float32 for state in case.make().half().buffers() if state.is_floating_point())
 
@@ -233,3 +235,25 @@ def test_references_that_are_not_a_number_give_a_loss_that_is_not(case: Case) ->
         spoilt = references.detach().clone()
         spoilt[row] = torch.nan
         assert case.make().double()(embeddings, labels, ref_emb=spoilt, ref_labels=ref_labels).isnan()
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)  # of proxies and centres
+    return MAKERS[name]()
+
+
+@pytest.mark.parametrize(("name", "wrong"), [*((name, torch.nan) for name in LOSSES), ("smooth_ap", torch.inf)])
+def test_a_row_that_is_not_finite_gives_a_loss_and_a_gradient_that_are_not(name: str, wrong: float) -> None:
+    # training stops at such a loss; where nobody looks, a gradient of zeros would let it go on unnoticed
+    embeddings, labels = batch()
+    spoilt, row = embeddings.detach().float(), labels.tolist().index(1)
+    spoilt[row] = wrong
+    value = made(name)(spoilt.requires_grad_(), labels)
+    assert value.isnan()
+    assert torch.autograd.grad(value, spoilt)[0][row].isnan().all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_labels_of_any_integer_type_are_those_of_int64(name: str) -> None:
+    embeddings, labels = batch()
+    assert made(name)(embeddings, labels.to(torch.uint8)) == made(name)(embeddings, labels)

@@ -220,10 +220,11 @@ def test_losses_of_pml_take_the_pairs_of_sets(name: str, positives: str | float)
 @pytest.mark.parametrize("positives", MODES)
 def test_old_rows_are_positive_by_sets_and_a_teacher_asks_for_no_labels(positives: str | float) -> None:
     saved, leaf, ids = rows(20, 5).detach(), rows(14, 0), torch.arange(14) + 3
-    loss = CompatibleLoss(saved, positives=positives).double()
+    loss = CompatibleLoss(saved, 0.2, positives=positives).double()
+    assert loss.state_dict() == {}
     sides = related(positives, QUERY)  # an image's own old row is positive
     similarity = oracles.cosine(leaf, loss.saved[ids])
-    expected = oracles.mean(oracles_contrastive.sup_con(similarity, *sides, temperature=0.1))
+    expected = oracles.mean(oracles_contrastive.sup_con(similarity, *sides, temperature=0.2))
     check_equal(loss(leaf, matrix(QUERY), ids=ids), expected, leaf)
     integers = torch.arange(14) % CLASSES
     of_sets, of_integers = (loss(leaf, each, ids=ids) for each in (one_hot(integers, CLASSES).bool(), integers))

@@ -109,21 +109,17 @@ def test_an_argument_that_cannot_be_is_named(name: str, given: dict[str, Any]) -
         LOSSES[name](**{**NEEDED.get(name, {}), **given})
 
 
-@pytest.mark.parametrize(("name", "given"), TOGETHER)
-def test_the_other_arguments_are_taken_without_it(name: str, given: dict[str, Any]) -> None:
-    LOSSES[name](**{**NEEDED.get(name, {}), **dict(list(given.items())[:-1])})
-
-
 @pytest.mark.parametrize(
     ("name", "given"),
     [
+        *((name, dict(list(given.items())[:-1])) for name, given in TOGETHER),
         ("clip", {"learn_temperature": False, "temperature_bounds": [0.01, None]}),  # what a configuration repeats
         ("fastclip", {"temperature_bounds": (0.02, 1.0)}),
         ("neuclip", {"rho": 2.0}),
         ("siglip", {"temperature_bounds": (0.02, None)}),
     ],
 )
-def test_an_argument_refused_beside_another_is_taken_alone(name: str, given: dict[str, Any]) -> None:
+def test_an_argument_refused_beside_another_and_that_other_are_taken_alone(name: str, given: dict[str, Any]) -> None:
     LOSSES[name](**{**NEEDED.get(name, {}), **given})
 
 

@@ -119,7 +119,6 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("two_way=True contrasts two modalities", lambda: NeuCLIPLoss(5)(ROWS, LABELS)),
     ("SogCLRLoss with two_way=True", lambda: sogclr(two_way=True)(ROWS, VIEWS)),
     ("two_way", lambda: memory(NeuCLIPLoss(5))),
-    ("SogCLRLoss with two_way=True", lambda: memory(sogclr(two_way=True))),
     # states kept outside of the batch
     ("embedding_size=5, got 3", lambda: changed_width(EMC2Loss(4))),
     ("embedding_size=6, got 5", lambda: changed_width(EMC2Loss(4, embedding_size=6))),
@@ -129,7 +128,6 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("ref_emb cannot be given", lambda: RecallAtKLoss(similarity_mixup=True)(ROWS, LABELS, **REFERENCES)),
     ("indices_tuple cannot", lambda: RecallAtKLoss(similarity_mixup=True)(ROWS, LABELS, MINER(ROWS, LABELS))),
     ("has its own miners", lambda: MultipleLosses([SmoothAPLoss()], [MINER])(ROWS, LABELS, MINER(ROWS, LABELS))),
-    ("3 .triplets. or 4 .pairs.", lambda: read_inputs(ROWS, LABELS, (LABELS, LABELS))),
     ("outside the 12 embeddings", lambda: SmoothAPLoss()(ROWS, LABELS, mined([12], [0], [0], [1]), OTHERS, LABELS)),
     ("outside the 12 references", lambda: memory()(ROWS, LABELS, mined([0], [12], [1]))),
     # a memory

@@ -2,47 +2,30 @@
 
 import pytest
 import torch
+from testing.stateful import EVERY
 
-from aurank.losses import (
-    AUROCLoss,
-    BlackBoxAPLoss,
-    CrossBatchMemory,
-    FastAPLoss,
-    ListwiseAPLoss,
-    RecallAtKLoss,
-    SemiVarianceLoss,
-    SmoothAPLoss,
-    SOPRCLoss,
-)
+from aurank.losses import CrossBatchMemory, SmoothAPLoss
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-MAKERS = {
-    "fast_ap": FastAPLoss,
-    "listwise_ap": ListwiseAPLoss,
-    "tie_aware": lambda: ListwiseAPLoss(tie_aware=True),
-    "auroc": AUROCLoss,
-    "blackbox_ap": BlackBoxAPLoss,
-    "recall_at_k": RecallAtKLoss,
-    "semi_variance": SemiVarianceLoss,
-    "smooth_ap": SmoothAPLoss,
-    "soprc": lambda: SOPRCLoss([6] * 32),
-    "official": lambda: SOPRCLoss([6] * 32, official=True),
-}
+NAMES = (
+    *("auroc", "blackbox_ap margin", "fast_ap", "listwise_ap", "listwise_ap tie_aware", "recall_at_k", "semi_variance"),
+    *("smooth_ap", "soprc", "soprc official"),
+)
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
-    labels = torch.randint(32, (128,), generator=random)
+    labels = torch.randint(6, (128,), generator=random)
     return torch.randn(128, 64, generator=random), labels
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("labels_on_gpu", [False, True])
 def test_values_gradients_and_state_are_those_of_the_cpu(name: str, labels_on_gpu: bool) -> None:
     embeddings, labels = data()
     results = []
     for device in ("cpu", "cuda"):
-        loss = MAKERS[name]().double().to(device)
+        loss = EVERY[name]().double().to(device)
         rows = embeddings.double().to(device).requires_grad_()
         for _ in range(3):
             value = loss(rows, labels.to(device) if labels_on_gpu else labels)

@@ -20,13 +20,16 @@ def embed(rows: int, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> to
     return torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def test_masks_are_same_label_and_other_label_without_self() -> None:
-    pairs = make_pairs(embed(10), LABELS, distance=CosineSimilarity())
-    positive, negative = oracles.masks(LABELS.tolist())
+def check_masks(pairs: Pairs, positive: oracles.Mask, negative: oracles.Mask) -> None:
     assert pairs.positive.tolist() == positive
     assert pairs.negative.tolist() == negative
-    assert pairs.itself.equal(torch.eye(10, dtype=torch.bool))
     assert pairs.valid_rows.tolist() == list(oracles.sides(positive, negative))
+
+
+def test_masks_are_same_label_and_other_label_without_self() -> None:
+    pairs = make_pairs(embed(10), LABELS, distance=CosineSimilarity())
+    check_masks(pairs, *oracles.masks(LABELS.tolist()))
+    assert pairs.itself.equal(torch.eye(10, dtype=torch.bool))
     assert pairs.valid.nonzero().squeeze(1).equal(pairs.valid_rows)
 
 
@@ -39,10 +42,7 @@ def test_masks_against_references_leave_out_equal_ids_only(with_ids: bool) -> No
         embed(10), LABELS, distance=CosineSimilarity(), ref_emb=embed(9, seed=1), ref_labels=ref_labels, **given
     )
     listed = {name: values.tolist() for name, values in given.items()}
-    positive, negative = oracles.masks(LABELS.tolist(), ref_labels.tolist(), **listed)
-    assert pairs.positive.tolist() == positive
-    assert pairs.negative.tolist() == negative
-    assert pairs.valid_rows.tolist() == list(oracles.sides(positive, negative))
+    check_masks(pairs, *oracles.masks(LABELS.tolist(), ref_labels.tolist(), **listed))
     assert pairs.itself.sum() == (6 if with_ids else 0)
 
 
@@ -71,9 +71,7 @@ def test_a_miner_s_tuple_narrows_the_masks_and_never_widens_them(triplets: bool)
     negative = torch.tensor([1, 3, 1, 0, 8])  # (0, 8) is no negative pair
     mined = (anchor, positive, negative) if triplets else (anchor, positive, anchor, negative)
     pairs = make_pairs(embed(10), LABELS, distance=CosineSimilarity(), indices_tuple=mined)
-    expected = oracles.masks(LABELS.tolist(), mined=mined)
-    assert pairs.positive.tolist() == expected[0]
-    assert pairs.negative.tolist() == expected[1]
+    check_masks(pairs, *oracles.masks(LABELS.tolist(), mined=mined))
     assert pairs.valid_rows.tolist() == [0, 2]
 
 

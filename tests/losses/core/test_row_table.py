@@ -21,12 +21,6 @@ def test_first_value_is_copied_and_later_ones_blend_in() -> None:
     torch.testing.assert_close(table.rows[1], torch.tensor([0.6, -1.9]))
 
 
-def test_a_table_with_a_start_counts_as_seen() -> None:
-    table = RowTable(2, 3, start=torch.arange(3.0))
-    table.update(torch.tensor([0]), torch.ones(1, 3), rate=0.5)
-    assert table.rows.tolist() == [[0.5, 1, 1.5], [0, 1, 2]]
-
-
 @pytest.mark.parametrize("double", [False, True])
 def test_entries_of_one_row_are_averaged(double: bool) -> None:
     index, values = entries()

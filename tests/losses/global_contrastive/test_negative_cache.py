@@ -91,7 +91,8 @@ def test_samples_of_the_query_s_label_are_no_negatives() -> None:
     torch.testing.assert_close(value, torch.stack(best).mean() - 1)
 
 
-def test_samples_by_turns_are_embedded_anew_with_what_was_drawn() -> None:
+def embedded_anew(batches: list[list[int]]) -> tuple[NegativeCacheLoss, list[list[int]]]:
+    """A loss after batches of opposite rows, its samples embedded anew at twice the length, and those asked for."""
     asked: list[list[int]] = []
     loss = NegativeCacheLoss(IMAGES, out_of_batch="reencode", refresh=0.25, temperature=0.3).double()
 
@@ -100,8 +101,13 @@ def test_samples_by_turns_are_embedded_anew_with_what_was_drawn() -> None:
         return ENCODED[ids] * 2
 
     loss.reencode = reencode
-    for images in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 1, 2]):
+    for images in batches:
         loss(-ENCODED[images].repeat(2, 1), torch.tensor(images * 2))
+    return loss, asked
+
+
+def test_samples_by_turns_are_embedded_anew_with_what_was_drawn() -> None:
+    loss, asked = embedded_anew([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 1, 2]])
     # the batch is newer than what was embedded beside it, and three images a step have their turn
     torch.testing.assert_close(loss.cache.rows[:3], -ENCODED[:3])
     assert loss.turn == 15 % IMAGES
@@ -110,19 +116,9 @@ def test_samples_by_turns_are_embedded_anew_with_what_was_drawn() -> None:
 
 
 def test_a_turn_passes_over_samples_not_seen_yet() -> None:
-    asked: list[int] = []
-    loss = NegativeCacheLoss(IMAGES, out_of_batch="reencode", refresh=0.25, temperature=0.3).double()
-
-    def reencode(ids: Tensor) -> Tensor:
-        asked.extend(ids.tolist())
-        return ENCODED[ids]
-
-    loss.reencode = reencode
-    for images in ([6, 7], [6, 7], [6, 7], [10, 11]):
-        loss(ENCODED[images].repeat(2, 1), torch.tensor(images * 2))
+    loss, asked = embedded_anew([[6, 7], [6, 7], [6, 7], [10, 11]])
     assert loss.turn == 0
-    assert set(asked) <= {6, 7, 10, 11}
-    assert {6, 7} <= set(asked)
+    assert {6, 7} <= {image for images in asked for image in images} <= {6, 7, 10, 11}
     assert loss.cache.seen.nonzero().flatten().tolist() == [6, 7, 10, 11]
 
 

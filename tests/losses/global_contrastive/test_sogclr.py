@@ -17,12 +17,11 @@ NUMBER = 6  # samples, of two views each
 VIEWS = torch.arange(NUMBER).repeat(2)
 
 
-def data(seed: int = 0, *, number: int = NUMBER, views: int = 2, spread: float = 0.5) -> Tensor:
+def data() -> Tensor:
     """The views of all samples, view by view."""
-    random = torch.Generator().manual_seed(seed)
-    images = torch.randn(number, 5, generator=random, dtype=torch.float64)
-    noise = torch.randn(views * number, 5, generator=random, dtype=torch.float64)
-    return (images.repeat(views, 1) + spread * noise).requires_grad_()
+    random = torch.Generator().manual_seed(0)
+    images, noise = (torch.randn(rows, 5, generator=random, dtype=torch.float64) for rows in (NUMBER, 2 * NUMBER))
+    return (images.repeat(2, 1) + 0.5 * noise).requires_grad_()
 
 
 def make(**given: object) -> SogCLRLoss:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from oracles import contrastive as oracles_contrastive
-from oracles import cosine, masks, mean
 from testing.equal import batch, check_equal
 from testing.runs import few_digits, tiny_config
 from torch import Tensor
@@ -74,17 +73,6 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_and_one_image_has_no
     views = exact(DistillLoss(teacher, cosine=0))(torch.cat([row, 2 * row + 1]), ids[:2], ids=ids[[0, 0]])
     assert views == 0
     assert not torch.autograd.grad(views, row)[0].any()
-
-
-def test_compatibility_is_sup_con_among_old_rows_with_the_own_one() -> None:
-    rows, labels = batch()
-    ids = ids_of(len(rows))
-    loss = exact(CompatibleLoss(saved(), 0.2))
-    sides = masks(labels.tolist(), ref_labels=labels.tolist())
-    similarity = cosine(rows, saved()[ids])
-    expected = mean(oracles_contrastive.sup_con(similarity, *sides, temperature=0.2))
-    check_equal(loss(rows, labels, ids=ids), expected, rows)
-    assert loss.state_dict() == {}
 
 
 def test_beside_another_loss_and_in_a_memory_they_see_the_batch_alone() -> None:

@@ -10,7 +10,7 @@ from pytorch_metric_learning import losses as pml
 from testing.stateful import PROXIES
 from torch import Tensor, nn
 
-from aurank.losses import LOSSES, CrossBatchMemory, MultipleLosses, SmoothAPLoss, arcface, proxy_anchor
+from aurank.losses import LOSSES, CrossBatchMemory, MultipleLosses, SmoothAPLoss, arcface
 
 CLASSES, WIDTH, ROWS = 4, 5, 9
 EACH = pytest.mark.parametrize("name", PROXIES)
@@ -105,9 +105,3 @@ def test_arcface_s_gradient_is_finite_on_a_class_s_own_vector(make: Callable[...
     cosines = torch.tensor([1.0, 1 - 6e-8, 6e-8 - 1, -1.0], requires_grad=True)  # PML's slope is 2,900 at the second
     loss.loss.get_angles(cosines).sum().backward()
     assert cosines.grad.abs().max() < 1001
-
-
-def test_a_miner_s_weights_reach_a_proxy_loss() -> None:
-    (rows, labels), loss = batch(), proxy_anchor(CLASSES, WIDTH).double()
-    twice = torch.tensor([0, 0]), torch.tensor([3, 6]), torch.tensor([0]), torch.tensor([1])
-    assert loss(rows, labels, twice) != loss(rows, labels)
