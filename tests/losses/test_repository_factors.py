@@ -65,6 +65,14 @@ def test_official_isogclr_has_half_of_libauc_s_gradient_and_its_temperatures(gam
     assert len(set(loss.temperatures.tolist())) > 4
 
 
+def test_isogclr_s_gradient_of_one_modality_is_half_of_its_repository_s_on_a_first_batch() -> None:
+    sides, loss, table = batch(0), ISogCLRLoss(SAMPLES, temperature=0.5).double(), [0.0] * SAMPLES
+    temperatures = Temperatures(0.5, **FIXED)
+    theirs = oracles_repositories.libauc_one_modality(*sides, STEPS[0], table, 0.9, temperatures)
+    ours = loss(torch.cat(sides), torch.tensor(STEPS[0] * 2))
+    torch.testing.assert_close(gradients(ours, sides), gradients(theirs, sides) / 2, rtol=1e-9, atol=1e-12)
+
+
 def test_libauc_s_two_modalities_are_fastclip_v1_with_its_pull_times_half_the_negatives() -> None:
     given = {"temperature": 0.5, "gamma": 0.3, "gamma_schedule": "constant"}
     loss, average = FastCLIPLoss(SAMPLES, "v1", weighted_pull=True, **given).double(), Average(0.3)
@@ -110,3 +118,14 @@ def test_fastclip_v2_s_first_step_is_the_rate_times_a_sign_as_in_the_repository_
     two_way(loss, batch(0), STEPS[0])
     moved = (loss.temperatures - 0.03)[:, STEPS[0]].abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 0.004), rtol=1e-5, atol=0)
+
+
+def test_isogclr_is_not_its_repository_s_loss_of_two_modalities() -> None:
+    sides = batch(0)
+    given = {"temperature": 0.5, "gamma": 0.8, "two_way": True}
+    ours = gradients(two_way(ISogCLRLoss(SAMPLES, **given).double(), sides, STEPS[0]), sides)
+    theirs = gradients(
+        oracles_repositories.isogclr_two_modalities(sides[0] @ sides[1].T, temperature=0.5, gamma=0.8), sides
+    )
+    factor = (ours * theirs).sum() / theirs.square().sum()
+    assert (ours - factor * theirs).norm() > 0.05 * ours.norm()  # at no learning rate

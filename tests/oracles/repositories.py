@@ -71,10 +71,12 @@ def libauc_one_modality(
     return total / size
 
 
-def h_and_mean(similarity: Tensor, row: int, temperature: float) -> tuple[list[Tensor], Tensor]:
-    """h of each negative of a row, the partner of row i being column i, and the mean of exp(h/τ)."""
-    h = [similarity[row, j] - similarity[row, row] for j in range(len(similarity)) if j != row]
-    return h, torch.stack([(each / temperature).exp() for each in h]).mean()
+def h_and_mean(
+    similarity: Tensor, row: int, temperature: float, *, with_positive: bool = False
+) -> tuple[list[Tensor], Tensor]:
+    """h of each negative of a row, the partner of row i being column i, and the mean of exp(h/τ) over B − 1."""
+    h = [similarity[row, j] - similarity[row, row] for j in range(len(similarity)) if with_positive or j != row]
+    return h, torch.stack([(each / temperature).exp() for each in h]).sum() / (len(similarity) - 1)
 
 
 def libauc_two_modalities(similarity: Tensor, samples: list[int], average: Average, *, temperature: float) -> Tensor:
@@ -101,3 +103,15 @@ def fastclip(
             total = total + mean / (u + epsilon) / len(samples) / 2
             average.keep(side, sample, u)
     return temperature * total if multiplied else total
+
+
+def isogclr_two_modalities(similarity: Tensor, *, temperature: float, gamma: float) -> Tensor:
+    """The two-modality loss of iSogCLR on its first batch: u is γ·ḡ, and ḡ counts the positive."""
+    total = similarity.new_zeros(())
+    for scores in (similarity, similarity.T):
+        for row in range(len(scores)):
+            h, mean = h_and_mean(scores, row, temperature, with_positive=True)
+            u = gamma * mean.detach()
+            weighted = sum((each.detach() / temperature).exp() / u * each for each in h) / (len(scores) - 1)
+            total = total + weighted / len(scores)
+    return total

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from testing.processes import run_aurank
+from testing.processes import run_aurank, steps_done
 from testing.runs import STEPS, SUM, assert_same_run, notices_of, tiny_config, write_config
 from testing.trees import write_tree
 
@@ -22,6 +23,33 @@ from aurank.errors import UserError
 from aurank.files import claimed
 from aurank.training.loop import collecting_signals
 from aurank.training.run import Loop
+
+LARGE = {
+    "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 7, "num_neighbours": 5}},
+    "memory": {"size": 50, "start_at": 2},
+    "train": {"micro_batch": 6, "checkpoint_every": 3, "log_every": 2},
+}
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(tmp_path):
+    loss = [*SUM, {"name": "blackbox_ap", "weight": 0.1}]  # whose margin is random
+    config, out, log_every = write_config(tmp_path, tiny_config(loss, **LARGE)), tmp_path / "killed", 2
+    before, after = random.sample([0, 2], 2)
+    overrides = ["train.ema=0.9", f"data.workers={before}"]
+    lines = random.randint(1, STEPS // log_every - 1)
+    print("killed after", lines, "lines; workers", before, after)
+    process = run_aurank("train", config, *overrides, "--out", out)
+    try:
+        steps_done(out, [process], lines)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    overrides[1] = f"data.workers={after}"
+    aurank.train(config, tmp_path / "whole", overrides=overrides)
+    aurank.train(config, out, resume=True, overrides=overrides)
+    # Checking types in this process draws from Python's own generator; nothing of the training does.
+    assert_same_run(tmp_path / "whole", out, ignore=("python", "workers"), log_every=log_every)
 
 
 @pytest.mark.slow

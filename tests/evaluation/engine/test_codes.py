@@ -177,6 +177,18 @@ def test_trained_random_and_collapsed_rows_are_decided_in_their_tiers(decided: C
         assert decided.most_common(1)[0][0] == tier, (kind, decided)
 
 
+def test_equal_scores_tie_on_both_sides_of_codes(decided: Counter[Any]) -> None:
+    """Copies of positives among the negatives stand exactly on a threshold: no bound may decide them."""
+    chance = np.random.default_rng(2)
+    rows = clustered(chance, 200, 64)
+    rows = np.concatenate([rows, rows[chance.permutation(200)]])
+    labels = np.concatenate([np.arange(200) // 5, 1000 + np.arange(200) // 5])
+    ranks = positive_ranks(rows, labels)
+    assert same(ranks, positive_ranks(rows, labels, backend="torch"))
+    assert int(ranks.tied.sum()) > 0
+    assert decided[HIGH] + decided[BOTH] > 0
+
+
 def test_groups_pairs_and_junk_are_left_out(decided: Counter[Any]) -> None:
     embeddings, labels = labelled("clustered")
     groups = np.arange(300) % 3

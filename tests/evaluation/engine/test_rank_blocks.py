@@ -1,5 +1,8 @@
 """Blocks of queries bound the memory of positives, and change no digit of a report."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 import aurank
 from aurank.errors import UserError
 from aurank.evaluation import Resampling, RetrievalProblem, positive_ranks
-from aurank.evaluation.engine.ranks import RankBlocks
+from aurank.evaluation.engine.ranks import RankBlocks, query_columns
 
 CHANCE = np.random.default_rng(0)
 ROWS = CHANCE.choice([-1.0, 0.5, 1.0], (60, 4))  # full of ties
@@ -70,6 +73,24 @@ def test_a_report_is_the_same_whatever_the_size_of_blocks(name: str) -> None:
         assert digits(aurank.evaluate(ROWS, **given, max_memory=size + 2048 * ("distance" in given))) == whole
 
 
+@pytest.mark.parametrize("name", ["its own gallery", "ids", "groups of both", "junk", "listed"])
+def test_blocks_are_the_ranks_of_all_queries_in_parts(name: str) -> None:
+    problem = RetrievalProblem(ROWS, **{key: value for key, value in CASES[name].items() if key != "distance"})
+    distance = CASES[name].get("distance", "cosine")
+    fields = {key: getattr(problem, key) for key in ("ids", "gallery_ids", "groups", "gallery_groups")}
+    fields |= {key: getattr(problem, key) for key in ("positives", "ignore", "junk")}
+    sides = (problem.embeddings, problem.labels, problem.gallery, problem.gallery_labels)
+    whole = positive_ranks(*sides, **fields, distance=distance)
+    blocks = RankBlocks(problem, distance=distance, max_memory=13_000)
+    assert len(list(blocks.blocks())) > 3
+    for column in ("query", "labels", "num_positives", "num_negatives", "num_queries", "num_lone_queries"):
+        assert np.array_equal(getattr(blocks, column), getattr(whole, column)), column
+    listed = query_columns(
+        blocks, lambda part: {"rank": np.array([str(row) for row in np.split(part.rank, part.offset[1:-1])])}
+    )
+    assert listed["rank"].tolist() == [str(row) for row in np.split(whole.rank, whole.offset[1:-1])]
+
+
 def test_what_fits_is_counted_at_once_and_for_both_sides_unless_thresholds_are_dense() -> None:
     few = RankBlocks(RetrievalProblem(np.eye(400), labels=np.arange(400) // 4))
     assert [(tiling.queries, tiling.symmetric) for tiling in few.tilings] == [(slice(0, 400), True)]
@@ -94,3 +115,31 @@ def test_ranks_that_do_not_fit_are_refused_where_all_are_asked_for(monkeypatch: 
     with pytest.raises(UserError, match="positives, which take about"):
         aurank.evaluate(ROWS, LABELS, metrics=["mauprc", "tpr@fpr=0.1"])
     aurank.evaluate(ROWS, LABELS)
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+import numpy as np
+import aurank
+from aurank.errors import UserError
+from aurank.evaluation import Resampling
+
+def kibibytes(name):
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith(name))
+
+rows = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
+labels = np.arange(len(rows)) % 2
+aurank.evaluate(rows[:100], labels[:100], resampling=Resampling(100), neighbours=5)
+before = kibibytes("VmRSS")
+aurank.evaluate(rows, labels, max_memory="16MiB", resampling=Resampling(100), neighbours=5)
+print((kibibytes("VmHWM") - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_millions_of_positives_stay_within_the_budget() -> None:
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True, env=one_thread)
+    assert int(done.stdout) <= 16 + 16  # 4.5 million positives, of 110 bytes each, would take 495

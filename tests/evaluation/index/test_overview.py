@@ -1,5 +1,6 @@
 """Images to label are those that slow loops choose; a map is that of scikit-learn."""
 
+import itertools
 import sys
 from types import SimpleNamespace
 
@@ -7,11 +8,16 @@ import numpy as np
 import pytest
 from oracles import selection as oracles
 from sklearn.decomposition import PCA
+from sklearn.metrics import pairwise_distances, pairwise_distances_argmin_min
 from sklearn.preprocessing import normalize
 
-from aurank.arrays import MappedRows
+from aurank.arrays import MappedRows, Rows
 from aurank.evaluation.index import neighbours, overview
 from aurank.evaluation.index.overview import class_cosines, farthest_first, plane
+
+
+def distance_to_nearest(rows: Rows, centres: np.ndarray) -> np.ndarray:
+    return 1 - class_cosines(rows, centres, np.zeros(len(centres), np.int64), 1)[0][:, 0]
 
 
 @pytest.mark.parametrize("known", [0, 1, 7])
@@ -22,8 +28,7 @@ def test_the_farthest_first_are_those_of_a_loop(known: int, in_parts: bool, monk
     centres = rng.standard_normal((known, 5)).astype(np.float32)
     monkeypatch.setattr(neighbours, "BLOCK", 7 * 5)  # in several pieces
     given = MappedRows([rows[:25], rows[25:]]) if in_parts else rows
-    labels = np.zeros(known, np.int64)
-    covered = 1 - class_cosines(given, centres, labels, 1)[0][:, 0] if known else np.inf
+    covered = distance_to_nearest(given, centres) if known else np.inf
     chosen, distance = farthest_first(given, 20, covered)
     expected, gaps = oracles.farthest_first(rows, 20, centres)
     assert chosen.tolist() == expected
@@ -35,6 +40,28 @@ def test_every_row_is_chosen_once_even_among_copies() -> None:
     chosen, distance = farthest_first(rows, 12)
     assert sorted(chosen.tolist()) == list(range(12))
     assert distance.tolist() == [np.inf, 1, 1, *[0] * 9]
+
+
+def test_the_distance_to_chosen_rows_is_that_of_sklearn() -> None:
+    rows = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)
+    centres = rows[::11] + np.float32(0.01)
+    _, expected = pairwise_distances_argmin_min(rows.astype(np.float64), centres.astype(np.float64), metric="cosine")
+    np.testing.assert_allclose(distance_to_nearest(rows, centres), expected, atol=1e-12)
+
+
+def test_the_coverage_is_at_most_twice_the_best_in_angles_and_below_random_choices() -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.standard_normal((13, 3))
+    angles = np.arccos(np.clip(1 - pairwise_distances(rows, metric="cosine"), -1, 1))
+    best = min(angles[:, list(three)].min(axis=1).max() for three in itertools.combinations(range(13), 3))
+    chosen, _ = farthest_first(rows, 3)
+    assert best <= angles[:, chosen].min(axis=1).max() <= 2 * best
+    clusters = np.repeat(rows, [100, *[2] * 12], axis=0) + 0.01 * rng.standard_normal((124, 3))
+    random = [rng.choice(124, 13, replace=False) for _ in range(20)]
+    largest, *others = (
+        distance_to_nearest(clusters, clusters[few]).max() for few in [farthest_first(clusters, 13)[0], *random]
+    )
+    assert largest < 0.01 < min(others)
 
 
 def test_margins_and_classes_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:

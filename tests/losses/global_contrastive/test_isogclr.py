@@ -16,12 +16,12 @@ from aurank.losses import ISogCLRLoss
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 4])  # two views each
 
 
-def views(seed: int = 0) -> Tensor:
-    """Two views of each of five images."""
+def views(seed: int = 0, *, spread: float = 1.0) -> Tensor:
+    """Two views of each of five images, the closer the smaller the spread."""
     random = torch.Generator().manual_seed(seed)
     images = torch.randn(5, 6, generator=random, dtype=torch.float64)
     noise = torch.randn(len(LABELS), 6, generator=random, dtype=torch.float64)
-    return (images[LABELS] + noise).requires_grad_()
+    return (images[LABELS] + spread * noise).requires_grad_()
 
 
 def make(**given: object) -> ISogCLRLoss:
@@ -54,6 +54,19 @@ def test_two_ways_are_the_sum_of_both_objectives(individual: bool, weighted_pull
         assert moved[1].nonzero().squeeze(1).tolist() == sorted(set(given["ref_ids"].tolist()) - set(lone.tolist()))
 
 
+def test_a_temperature_moves_down_the_finite_difference_of_its_objective() -> None:
+    embeddings, rate, step = views().detach(), 0.001, 1e-6
+    loss = make(gamma=1, temperature_beta=1, temperature_lr=rate, temperature=0.25)
+    loss(embeddings, LABELS)
+    sides = oracles.cosine(embeddings), *oracles.masks(LABELS.tolist())
+    ahead, behind = (oracles_temperatures.robust(*sides, temperature=0.25 + by, rho=0.3) for by in (step, -step))
+    slopes = {query: float(ahead[query] - behind[query]) / (2 * step) for query in ahead}
+    for image in range(5):
+        expected = np.mean([slopes[row] for row in range(len(LABELS)) if LABELS[row] == image])  # over its views
+        found = (0.25 - float(loss.temperatures[image])) / rate
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_gradient_of_one_global_temperature_is_its_finite_difference() -> None:
     loss = make(individual=False, gamma=1, temperature=0.25)
     (parameter,) = loss.parameters()
@@ -74,12 +87,10 @@ def inner_values(embeddings: Tensor, temperatures: Tensor) -> tuple[dict[int, fl
     return found, math.prod(found.values()) ** (1 / len(found))
 
 
-@pytest.mark.parametrize("weighted_pull", [True, False])
 @pytest.mark.parametrize("average", ["relative", "plain"])
-def test_past_batches_enter_through_the_normaliser(average: str, weighted_pull: bool) -> None:
-    # on a second batch: G = log u + rho - (g / u) E_w[h] / tau, and a gradient tau / u times that of g, in which the
-    # positives' similarity has the weight g / u, or 1
-    given = {"temperature_beta": 1, "temperature_lr": 0.01, "temperature": 0.25, "weighted_pull": weighted_pull}
+def test_past_batches_enter_through_the_normaliser(average: str) -> None:
+    # on a second batch: G = log u + rho - (g / u) E_w[h] / tau, and a gradient tau / u times that of g
+    given = {"temperature_beta": 1, "temperature_lr": 0.01, "temperature": 0.25, "weighted_pull": True}
     loss = make(gamma=0.4, average=average, **given)
     loss(views(0), LABELS)
     first, log_u = loss.temperatures.clone(), loss.log_u[0].clone()
@@ -94,19 +105,36 @@ def test_past_batches_enter_through_the_normaliser(average: str, weighted_pull: 
     for query, row, positives, negatives in parts(second):
         image = int(LABELS[query])
         tau = float(first[image])
-        pull = row[positives].mean()
-        h = torch.stack([row[r] - pull for r in negatives])
+        h = torch.stack([row[r] - row[positives].mean() for r in negatives])
         g = (h / tau).exp().mean()
         u = torch.tensor(balance * normalizers[query], dtype=torch.float64)
         weights = (h / tau).exp() / (h / tau).exp().sum()
         losses.append(tau * (u.log() + 0.3))
         slopes[image].append(float((u.log() + 0.3 - g / u * (weights * h).sum() / tau).detach()))
-        surrogate.append(tau / u * g - (0 if weighted_pull else (1 - g / u).detach() * pull))
+        surrogate.append(tau / u * g)
     torch.testing.assert_close(value, torch.stack(losses).mean(), rtol=0, atol=1e-12)
     wanted = torch.autograd.grad(torch.stack(surrogate).mean(), second)[0]
     torch.testing.assert_close(torch.autograd.grad(value, second)[0], wanted, rtol=0, atol=1e-12)
     for image in range(5):
         assert float(loss.temperatures[image]) == pytest.approx(float(first[image]) - 0.01 * np.mean(slopes[image]))
+
+
+def test_the_pull_has_weight_1_in_later_batches_too_unless_it_is_weighted() -> None:
+    # the gradients differ by (g / u - 1) times that of the positives' similarity, and in nothing else
+    given = {"gamma": 0.4, "temperature": 0.25, "temperature_lr": 1e-12, "average": "plain"}
+    plain, weighted = make(**given), make(weighted_pull=True, **given)
+    for loss in (plain, weighted):
+        loss(views(0), LABELS)
+    log_u, second = plain.log_u[0].clone(), views(1)
+    difference = []
+    for query, row, positives, negatives in parts(second):
+        g = oracles_temperatures.inner(row, row[positives].mean(), negatives, 0.25).detach()
+        u = 0.6 * log_u[int(LABELS[query])].exp() + 0.4 * g
+        difference.append((1 - g / u) * row[positives].mean())
+    one, other = weighted(second, LABELS), plain(second, LABELS)
+    assert one == other
+    gradients = [torch.autograd.grad(each, second)[0] for each in (one, other, torch.stack(difference).mean())]
+    torch.testing.assert_close(gradients[0] - gradients[1], gradients[2], rtol=0, atol=1e-10)
 
 
 def by_hand(slopes: list[float], update: str) -> list[float]:

@@ -8,17 +8,29 @@ from oracles import contrastive as oracles_contrastive
 from oracles import temperatures as oracles_temperatures
 from testing import cases as two_way
 from testing.equal import check_equal, two_views
-from torch import nn
+from torch import Tensor, nn
 
 from aurank.losses import CLIPLoss, SigLIPLoss
+
+
+def logits(images: Tensor, texts: Tensor) -> Tensor:
+    return nn.functional.normalize(images) @ nn.functional.normalize(texts).T
 
 
 def test_clip_of_one_text_an_image_is_the_mean_of_torch_s_cross_entropies() -> None:
     images, texts, labels = two_views()
     loss = CLIPLoss().double()(images, labels, ref_emb=texts, ref_labels=labels)
-    scores = nn.functional.normalize(images) @ nn.functional.normalize(texts).T / 0.07
+    scores = logits(images, texts) / 0.07
     expected = (nn.functional.cross_entropy(scores, labels) + nn.functional.cross_entropy(scores.T, labels)) / 2
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)  # the parameter is float32
+
+
+def test_siglip_of_one_text_an_image_is_the_sum_over_all_pairs_by_the_batch() -> None:
+    images, texts, labels = two_views()
+    loss = SigLIPLoss().double()(images, labels, ref_emb=texts, ref_labels=labels)
+    scores = 10 * logits(images, texts) - 10
+    expected = -nn.functional.logsigmoid((2 * torch.eye(6) - 1) * scores).sum() / 6
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,24 @@ from oracles import contrastive as oracles_contrastive
 from oracles import temperatures as oracles_temperatures
 from testing import cases as two_way
 from testing.equal import check_equal
-from torch import Tensor
+from torch import Tensor, nn
 
 from aurank.losses import CLIPLoss, CyCLIPLoss
 
 WEIGHTS = {"cross_modal": 0.5, "in_modal": 2.0}
+
+
+def test_one_text_an_image_gives_the_formulas_of_the_paper() -> None:
+    random = torch.Generator().manual_seed(0)
+    images, texts = torch.randn(2, 6, 4, generator=random, dtype=torch.float64)
+    order, labels = torch.randperm(6, generator=random), torch.arange(6)
+    given = {"labels": labels, "ref_emb": texts[order], "ref_labels": labels[order]}
+    loss = CyCLIPLoss(**WEIGHTS).double()(images, **given)
+    one, other = nn.functional.normalize(images), nn.functional.normalize(texts)
+    cross = (one @ other.T - (one @ other.T).T).square().sum() / 6
+    within = (one @ one.T - other @ other.T).square().sum() / 6
+    expected = CLIPLoss().double()(images, **given) + 0.5 * cross + 2.0 * within
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
 
 
 def consistency(queries: Tensor, references: Tensor, positive: oracles.Mask, negative: oracles.Mask) -> Tensor:

@@ -11,7 +11,7 @@ from testing.equal import check_equal
 from testing.equal import rows_of_four as batch
 from torch import Tensor
 
-from aurank.losses import LOSSES, MINERS, MultipleLosses, PMLLoss, contrastive, triplet
+from aurank.losses import LOSSES, MINERS, MultipleLosses, PMLLoss, contrastive, multi_similarity, triplet
 
 NAMES = ["circle", "contrastive", "triplet", "multi_similarity"]
 PLAIN = {
@@ -27,17 +27,53 @@ def plain(name: str, *given: object) -> Tensor:
     return PLAIN[name]()(*given) / (len(given[0]) if name == "triplet" else 1)
 
 
-def test_reductions_are_of_the_sum_over_pairs_or_triplets() -> None:
+def margins(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The contrastive and the triplet sums by the definition, pair by pair."""
+    rows = embeddings / embeddings.norm(dim=1, keepdim=True)
+    pairs, triplets = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for a in range(len(rows)):
+        for b in range(len(rows)):
+            if a == b:
+                continue
+            score = rows[a] @ rows[b]
+            pairs = pairs + ((1 - score).relu() if labels[a] == labels[b] else (score - 0.5).relu())
+            for c in range(len(rows)):
+                if labels[a] == labels[b] and labels[a] != labels[c]:
+                    triplets = triplets + (rows[a] @ rows[c] - score + 0.1).relu()
+    return pairs, triplets
+
+
+def test_contrastive_and_triplet_are_sums_by_their_definition() -> None:
     embeddings, labels = batch()
-    pairs, triplets = (PLAIN[name]()(embeddings, labels) for name in ("contrastive", "triplet"))
+    pairs, triplets = margins(embeddings, labels)
     for loss, wanted in (
         (contrastive(), pairs),
         (contrastive(reduction="batch"), pairs / 12),
         (triplet(), triplets / 12),
         (triplet(reduction="sum"), triplets),
-        (contrastive(reduction="pml"), pml.ContrastiveLoss(1, 0.5, distance=CosineSimilarity())(embeddings, labels)),
     ):
         check_equal(loss(embeddings, labels), wanted, embeddings, rtol=0, atol=1e-8)
+
+
+def test_multi_similarity_is_its_definition() -> None:
+    embeddings, labels = batch()
+    rows = embeddings / embeddings.norm(dim=1, keepdim=True)
+    values, one = [], torch.ones((), dtype=torch.float64)
+    for a in range(12):
+        plus = [rows[a] @ rows[b] for b in range(12) if a != b and labels[a] == labels[b]]
+        minus = [rows[a] @ rows[b] for b in range(12) if labels[a] != labels[b]]
+        values.append(
+            torch.log(sum((torch.exp(-2 * (score - 0.5)) for score in plus), one)) / 2
+            + torch.log(sum((torch.exp(40 * (score - 0.5)) for score in minus), one)) / 40
+        )
+    check_equal(multi_similarity()(embeddings, labels), torch.stack(values).mean(), embeddings, rtol=0, atol=1e-8)
+
+
+def test_pml_reduction_is_pml_s_own() -> None:
+    embeddings, labels = batch()
+    own = pml.ContrastiveLoss(1, 0.5, distance=CosineSimilarity())(embeddings, labels)
+    assert contrastive(reduction="pml")(embeddings, labels) == own
+    assert own < contrastive()(embeddings, labels)
 
 
 def test_a_reducer_overrides_the_reduction_and_a_distance_the_cosine() -> None:

@@ -1,16 +1,17 @@
-"""PML's losses with vectors of classes: their constants, finite gradients, memories."""
+"""PML's losses with vectors of classes: equal to their papers' formulas, finite gradients, clear refusals."""
 
+import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import losses as pml
+from testing.equal import check_equal
 from testing.stateful import PROXIES
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
-from aurank.losses import LOSSES, CrossBatchMemory, MultipleLosses, SmoothAPLoss, arcface
+from aurank.losses import LOSSES, CrossBatchMemory, MultipleLosses, SmoothAPLoss, arcface, circle, proxy_anchor
 
 CLASSES, WIDTH, ROWS = 4, 5, 9
 EACH = pytest.mark.parametrize("name", PROXIES)
@@ -27,26 +28,84 @@ def made(name: str, **own: Any) -> nn.Module:
     return LOSSES[name](num_classes=CLASSES, embedding_size=WIDTH, **own).double()
 
 
-PLAIN: dict[str, Callable[..., nn.Module]] = {
-    "arcface": pml.ArcFaceLoss,
-    "cosface": pml.CosFaceLoss,
-    "normalized_softmax": pml.NormalizedSoftmaxLoss,
-    "proxy_anchor": pml.ProxyAnchorLoss,
-    "proxy_nca": partial(pml.ProxyNCALoss, softmax_scale=9),
-    "soft_triple": pml.SoftTripleLoss,
-    "subcenter_arcface": pml.SubCenterArcFaceLoss,
+def cosine(rows: Tensor, vectors: Tensor) -> Tensor:
+    unit = [each / each.norm(dim=1, keepdim=True) for each in (rows, vectors)]
+    return torch.stack([torch.stack([row @ vector for vector in unit[1]]) for row in unit[0]])
+
+
+def softmax_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    terms = [
+        -torch.log(torch.exp(row)[label] / torch.exp(row).sum()) for row, label in zip(logits, labels, strict=True)
+    ]
+    return torch.stack(terms).mean()
+
+
+def angular(scores: Tensor, labels: Tensor) -> Tensor:
+    """64 · cos θ, of the right class 64 · cos(θ + 28.6°)."""
+    turned = torch.cos(torch.acos(scores) + math.radians(28.6))
+    return 64 * torch.where(one_hot(labels, CLASSES).bool(), turned, scores)
+
+
+def anchors(scores: Tensor, labels: Tensor) -> Tensor:
+    """Proxy-Anchor, Eq. 4."""
+    plus, minus, present = [], [], set(labels.tolist())
+    for proxy in range(CLASSES):
+        right = [score for score, label in zip(scores[:, proxy], labels, strict=True) if label == proxy]
+        wrong = [score for score, label in zip(scores[:, proxy], labels, strict=True) if label != proxy]
+        plus.append(torch.log(1 + sum((torch.exp(-32 * (score - 0.1)) for score in right), torch.zeros(()))))
+        minus.append(torch.log(1 + sum((torch.exp(32 * (score + 0.1)) for score in wrong), torch.zeros(()))))
+    return torch.stack(plus).sum() / len(present) + torch.stack(minus).sum() / CLASSES
+
+
+def distances(rows: Tensor, vectors: Tensor) -> Tensor:
+    unit = [each / each.norm(dim=1, keepdim=True) for each in (rows, vectors)]
+    return (unit[0][:, None] - unit[1][None]).square().sum(2)
+
+
+def centres(scores: Tensor, labels: Tensor) -> Tensor:
+    """SoftTriple, Eq. 7 and 8: K = 10 centres, γ = 0.1, λ = 20, δ = 0.01."""
+    of_class = scores.view(len(scores), CLASSES, 10)
+    soft = (torch.softmax(of_class / 0.1, 2) * of_class).sum(2)
+    return 20 * (soft - 0.01 * one_hot(labels, CLASSES).double())
+
+
+# Of the rows and the loss's vectors, one a row.
+ORACLES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "arcface": lambda rows, own, labels: softmax_loss(angular(cosine(rows, own), labels), labels),
+    "subcenter_arcface": lambda rows, own, labels: softmax_loss(
+        angular(cosine(rows, own).view(ROWS, CLASSES, 3).amax(2), labels), labels
+    ),
+    "cosface": lambda rows, own, labels: softmax_loss(
+        64 * (cosine(rows, own) - 0.35 * one_hot(labels, CLASSES).double()), labels
+    ),
+    "normalized_softmax": lambda rows, own, labels: softmax_loss(cosine(rows, own) / 0.05, labels),
+    "proxy_anchor": lambda rows, own, labels: anchors(cosine(rows, own), labels),
+    "proxy_nca": lambda rows, own, labels: softmax_loss(-9 * distances(rows, own), labels),
+    "soft_triple": lambda rows, own, labels: softmax_loss(centres(cosine(rows, own), labels), labels),
 }
 
 
 @EACH
-def test_a_loss_is_pml_s_with_the_paper_s_constants(name: str) -> None:
+def test_a_loss_is_its_paper_s(name: str) -> None:
     (rows, labels), loss = batch(), made(name)
-    torch.manual_seed(1)
-    plain = PLAIN[name](num_classes=CLASSES, embedding_size=WIDTH).double()
-    value, expected = loss(rows, labels), plain(rows, labels)
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
-    found = torch.autograd.grad(value, [rows, *loss.parameters()])
-    torch.testing.assert_close(found, torch.autograd.grad(expected, [rows, *plain.parameters()]), rtol=0, atol=1e-8)
+    (vectors,) = loss.parameters()
+    own = vectors if name.startswith("proxy") else vectors.T
+    check_equal(loss(rows, labels), ORACLES[name](rows, own, labels), rows, vectors, rtol=0, atol=1e-8)
+
+
+def test_circle_is_its_paper_s() -> None:
+    rows, labels = batch()
+    scores, terms = cosine(rows, rows), []
+    for a in range(ROWS):
+        plus = [scores[a, b] for b in range(ROWS) if b != a and labels[b] == labels[a]]
+        minus = [scores[a, b] for b in range(ROWS) if labels[b] != labels[a]]
+        near = sum((torch.exp(80 * (one.detach() + 0.4).relu() * (one - 0.4)) for one in minus), torch.zeros(()))
+        far = sum((torch.exp(-80 * (1.4 - one.detach()).relu() * (one - 0.6)) for one in plus), torch.zeros(()))
+        terms.append(torch.log(1 + near * far))
+    value, wanted = circle()(rows, labels), torch.stack(terms).mean()
+    torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-10)
+    found, expected = (torch.autograd.grad(one, rows)[0] for one in (value, wanted))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-8)
 
 
 def test_in_a_memory_a_proxy_loss_sees_the_batch_alone() -> None:
@@ -105,3 +164,9 @@ def test_arcface_s_gradient_is_finite_on_a_class_s_own_vector(make: Callable[...
     cosines = torch.tensor([1.0, 1 - 6e-8, 6e-8 - 1, -1.0], requires_grad=True)  # PML's slope is 2,900 at the second
     loss.loss.get_angles(cosines).sum().backward()
     assert cosines.grad.abs().max() < 1001
+
+
+def test_a_miner_s_weights_reach_a_proxy_loss() -> None:
+    (rows, labels), loss = batch(), proxy_anchor(CLASSES, WIDTH).double()
+    twice = torch.tensor([0, 0]), torch.tensor([3, 6]), torch.tensor([0]), torch.tensor([1])
+    assert loss(rows, labels, twice) != loss(rows, labels)
