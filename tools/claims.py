@@ -214,25 +214,28 @@ def generalization_gap(seed: int, *, repeats: int = 4) -> Figures:
     """Return AP of the list that a scorer learned from, minus AP of fresh lists as long, by N⁺ and n⁺.
 
     One query. The score is the cosine with a learned vector, at first another positive. Positives are drawn around
-    0.35, ten times as many negatives around 0; a step has n⁺ and 10 n⁺ of them. π is the frequency, β 1/n⁺.
+    0.35, ten times as many negatives around 0; each of 300 steps has n⁺ and 10 n⁺ of them, at one rate, picked by
+    hand. π is the frequency, β 1/n⁺. The theorems ask for T ≤ N⁺ steps, and rates that fall as 1/t.
     """
-    chance, figures, lists = torch.Generator().manual_seed(seed), Figures(), ((16, 64, 256), (2, 4, 8))
+    chance, figures, sizes = torch.Generator().manual_seed(seed), Figures(), ((16, 64, 256), (2, 4, 8))
     for name, moving_average in {"SOPRC": True, "SOPRC without v": False}.items():
         gaps = np.zeros((3, 3))
-        for (i, count), (j, batch) in product(*map(enumerate, lists)):
+        for (i, count), (j, batch) in product(*map(enumerate, sizes)):
             both = [seen_and_fresh(count, batch, moving_average, chance) for _ in range(repeats)]
             seen, fresh = np.mean(both, axis=0).tolist()
             gaps[i, j] = seen - fresh
             figures |= {f"{name}, N⁺ {count}, n⁺ {batch}, gap": seen - fresh}
             figures |= {f"{name}, N⁺ {count}, n⁺ {batch}, AP of fresh lists": fresh}
-        for axis, (sign, sizes) in enumerate(zip(("N⁺", "n⁺"), lists, strict=True)):
+        for axis, (sign, counts) in enumerate(zip(("N⁺", "n⁺"), sizes, strict=True)):
             mean = gaps.mean(axis=1 - axis)
-            figures[f"{name}, slope by {sign}"] = float(np.polyfit(np.log(sizes), np.log(mean), 1)[0])
+            figures[f"{name}, slope by {sign}"] = float(np.polyfit(np.log(counts), np.log(mean), 1)[0])
         figures[f"{name}, mean gap"] = float(gaps.mean())
     return figures | {"mean gap, SOPRC minus SOPRC without v": figures["SOPRC, mean gap"] - float(gaps.mean())}
 
 
 def seen_and_fresh(count: int, batch: int, moving_average: bool, chance: torch.Generator) -> tuple[float, float]:
+    """Train one scorer; return its AP on the list that it saw, and the mean of its AP on 20 fresh lists."""
+
     def drawn() -> tuple[Tensor, Tensor]:
         labels = (torch.arange(11 * count) < count).long()
         return torch.randn(11 * count, DIM, generator=chance) + 0.35 * labels[:, None], labels
@@ -247,7 +250,8 @@ def seen_and_fresh(count: int, batch: int, moving_average: bool, chance: torch.G
     )
     optimiser = torch.optim.SGD([scorer])
     for step in range(steps):
-        optimiser.param_groups[0]["lr"] = 300 * (1 - step / steps)  # for a vector of length √32
+        # so large because a cosine's gradient falls with the scorer's length, here 6
+        optimiser.param_groups[0]["lr"] = 300 * (1 - step / steps)
         positive = torch.randperm(count, generator=chance)[:batch]
         negative = count + torch.randperm(10 * count, generator=chance)[: 10 * batch]
         ids = torch.cat([positive, negative])
