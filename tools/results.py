@@ -57,6 +57,13 @@ TABLES: dict[str, Any] = {
         ("identity", "omniglot_identity", IDENTITY, "mAUPRC", RANKED),
         ("minus SupCon", "omniglot_identity", IDENTITY, "minus SupCon", CLASSES),
     ),
+    "folds": (
+        ("loss", ()),
+        ("PCA, 128 numbers", "grocery_folds", PCA, "mAUPRC", RANKED),
+        ("minus SupCon", "grocery_folds", PCA, "minus SupCon", CLASSES),
+        ("identity, 1280 numbers", "grocery_folds", IDENTITY, "mAUPRC", RANKED),
+        ("minus SupCon", "grocery_folds", IDENTITY, "minus SupCon", CLASSES),
+    ),
     "width": (
         ("loss", ("SupCon", "SOPRC", "SmoothAP", "Multi-Similarity")),
         ("PCA, 128 numbers", "grocery_heads", PCA, "mAUPRC", RANKED),
