@@ -96,6 +96,10 @@ TABLES: dict[str, Any] = {
         ("loss", ()),
         *((size, "contrastive_batches", size, "mAUPRC", (*SEEDS, 4)) for size in ("batch 16", "batch 64", "batch 256")),
     ),
+    "gamma": (
+        ("loss", ()),
+        *((size, "contrastive_gamma", size, "mAUPRC", (*SEEDS, 4)) for size in ("batch 16", "batch 64", "batch 128")),
+    ),
     "texts": (
         ("loss", ()),
         ("mAUPRC", "text_losses", "", "mAUPRC", (*SEEDS, 4)),
