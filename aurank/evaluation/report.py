@@ -260,7 +260,7 @@ class Report:
     @classmethod
     def load(cls, path: Path | str) -> "Report":
         """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
-        again: Any = {"title": "a report", "remedy": "evaluate again"}
+        again: Any = {"title": "a report", "remedy": "name the --out folder of aurank evaluate, or evaluate again"}
         content: dict[str, Any] = {**read_record(Path(path), _Report, named=FORMAT, version=VERSION, **again)}
         with reading(path, **again):
             rows, columns = content["num_queries"] - content["num_lone_queries"], content["per_query"]

@@ -86,6 +86,8 @@ def test_folds_are_of_whole_classes_and_of_nearly_one_size():
     assert all(len({*class_folds(above, 4, by="super_category")[digits.labels // 2 == each]}) == 1 for each in range(5))
     with pytest.raises(UserError, match="10 classes, too few for 6 folds"):
         class_folds(digits, 6)
+    with pytest.raises(UserError, match="take two or more"):
+        class_folds(digits, 1)
     with pytest.raises(UserError, match="has no super-categories"):
         class_folds(digits, 2, by="super_category")
 
