@@ -64,6 +64,15 @@ TABLES: dict[str, Any] = {
         ("identity, 1280 numbers", "grocery_folds", IDENTITY, "mAUPRC", RANKED),
         ("minus SupCon", "grocery_folds", IDENTITY, "minus SupCon", CLASSES),
     ),
+    "trials": (
+        ("loss", ()),
+        ("PCA, 40 trials", "grocery_trials", PCA, "mAUPRC", RANKED),
+        ("25", "grocery_heads", PCA, "mAUPRC", MEAN),
+        ("minus SupCon (40)", "grocery_trials", PCA, "minus SupCon", CLASSES),
+        ("identity, 40 trials", "grocery_trials", IDENTITY, "mAUPRC", RANKED),
+        ("25", "grocery_heads", IDENTITY, "mAUPRC", MEAN),
+        ("minus SupCon (40)", "grocery_trials", IDENTITY, "minus SupCon", CLASSES),
+    ),
     "width": (
         ("loss", ("SupCon", "SOPRC", "SmoothAP", "Multi-Similarity")),
         ("PCA, 128 numbers", "grocery_heads", PCA, "mAUPRC", RANKED),
