@@ -1,6 +1,5 @@
 """Arrays in files, those of several files as one matrix, and arrays of other libraries."""
 
-import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +22,8 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     require_ordinary(path)
     with reading(path, "plain arrays, .npz or .npy", remedy="name a file of numpy.savez or numpy.save"):
         with path.open("rb") as file:  # which numpy leaves open where an archive is cut short
-            if file.read(6) != b"\x93NUMPY":
-                if not zipfile.is_zipfile(file):
+            if (start := file.read(6)) != b"\x93NUMPY":
+                if not start.startswith(b"PK"):
                     raise ValueError("it is neither an archive nor an array of NumPy")
                 file.seek(0)
                 return dict(np.load(file, allow_pickle=False))

@@ -176,6 +176,13 @@ def test_what_prose_says_of_several_tables_is_so() -> None:
     )
     higher = {name for name in pca if pca[name].mauprc.mean > identity[name].mauprc.mean}
     assert higher == {"SupRecall"}
+    by_25, by_40 = (
+        {(line["setting"], line["method"]): line["val_mauprc"] for line in lines(file) if line["kind"] == "choice"}
+        for file in ("grocery_heads", "grocery_trials")
+    )
+    better = {key for key, value in by_40.items() if by_25[key] > value}
+    assert (len(better), len(by_40)) == (5, 18)
+    assert {(PCA, "SOPRC"), (IDENTITY, "SOPRC")} < better
     for file in ("grocery_heads", "omniglot_identity"):
         rows = [row for row in RESULTS["tables"](file)[IDENTITY].rows if row.name in RESULTS["HEADS"]]
         assert max(row.difference.half_width for row in rows if row.difference) < 0.0035

@@ -43,6 +43,7 @@ PARAMETERS = (
     *("SOPRC, no semi-variance, π 0.5, τ1 0.05", "PNP", "PNP, D_s", "SupCon"),
 )
 NETWORKS = ("grocery_heads", "grocery_heads_lite1", "grocery_heads_lite2")
+OMNIGLOT = ("omniglot_heads", "omniglot_heads_lite1")
 EMOJI = ("emoji_heads_lite0", "emoji_heads_lite1", "emoji_heads_lite2")
 TRAINED = (("mAUPRC", SEEDS), ("Recall@1", MEAN), ("minus SupCon", BOTH))
 # The short tables by name: head and methods of the first column, then head, file, setting, column and parts of others.
@@ -67,10 +68,10 @@ TABLES: dict[str, Any] = {
     "trials": (
         ("loss", ()),
         ("PCA, 40 trials", "grocery_trials", PCA, "mAUPRC", RANKED),
-        ("25", "grocery_heads", PCA, "mAUPRC", MEAN),
+        ("25 trials", "grocery_heads", PCA, "mAUPRC", MEAN),
         ("minus SupCon (40)", "grocery_trials", PCA, "minus SupCon", CLASSES),
         ("identity, 40 trials", "grocery_trials", IDENTITY, "mAUPRC", RANKED),
-        ("25", "grocery_heads", IDENTITY, "mAUPRC", MEAN),
+        ("25 trials", "grocery_heads", IDENTITY, "mAUPRC", MEAN),
         ("minus SupCon (40)", "grocery_trials", IDENTITY, "minus SupCon", CLASSES),
     ),
     "width": (
@@ -82,6 +83,7 @@ TABLES: dict[str, Any] = {
     "networks": (
         ("loss", ("SupCon", "SOPRC", "SmoothAP", "Multi-Similarity", "SogCLR", "DCL", UNTRAINED, "center")),
         *((f"groceries, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(NETWORKS)),
+        *((f"Omniglot, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(OMNIGLOT)),
         *((f"emoji, Lite{number}", file, PCA, "mAUPRC", RANKED) for number, file in enumerate(EMOJI)),
     ),
     "parameters": (
@@ -138,10 +140,12 @@ PLACES = {
     "Omniglot, PCA": ("omniglot_heads", PCA),
     "Omniglot, identity": ("omniglot_identity", IDENTITY),
     **{f"groceries, PCA, Lite{number}": (NETWORKS[number], PCA) for number in (1, 2)},
+    "Omniglot, PCA, Lite1": (OMNIGLOT[1], PCA),
     **{f"emoji, PCA, Lite{number}": (name, PCA) for number, name in enumerate(EMOJI)},
 }
 PAIRS = (
     *combinations(["groceries, PCA", "groceries, PCA, Lite1", "groceries, PCA, Lite2"], 2),
+    ("Omniglot, PCA", "Omniglot, PCA, Lite1"),
     *combinations([f"emoji, PCA, Lite{number}" for number in range(3)], 2),
     *((place, f"emoji, PCA, Lite{number}") for place in ("groceries, PCA", "Omniglot, PCA") for number in range(3)),
     *(("groceries, PCA", place) for place in ("Omniglot, PCA", "groceries, identity")),

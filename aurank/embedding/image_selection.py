@@ -108,7 +108,7 @@ def located(data: "str | Manifest") -> dict[str, Any]:
         file = path or name
         likely = (*nearest(name, READERS), "folder")[0]
         expected = f"READER:PATH, such as {likely}:{file}, or a configuration"
-        raise UserError(f"--data {data}: expected {expected}; the readers are {', '.join(READERS)}")
+        raise UserError(f"{data}: expected {expected}; the readers are {', '.join(READERS)}")
     section: dict[str, Any] = {"name": name, "params": {}}
     if not path:
         return section

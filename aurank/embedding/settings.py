@@ -1,5 +1,6 @@
 """What the sections of a configuration that measuring needs may name: data, models and metrics."""
 
+import os.path
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataSectio
     """Return the data section of READER:PATH, a manifest or a file, checked; of a whole configuration a ``Config``."""
     is_file = isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file())
     named: Any = shipped_configs().get(str(data), data)
-    source = named if is_file and not Path(named).is_dir() else {"data": {"validation_fraction": 0.0, **located(data)}}
+    is_file = is_file and not os.path.isdir(named)  # noqa: PTH112 - which raises no OSError
+    source = named if is_file else {"data": {"validation_fraction": 0.0, **located(data)}}
     config: DataSection = load_config(source, overrides, choices=DATA_CHOICES, schema=DataSection)
     return config
 

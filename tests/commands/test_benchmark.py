@@ -209,7 +209,7 @@ def test_nothing_begins_that_would_end_after_the_limit(tmp_path):
         ({"ranges": {"optim.lr": [1]}}, "expected \\[low, high\\]"),
         ({"splits": {"folds": 9}}, "too few for 9 folds"),
         ({"choose_by": {"folds": 9}}, "has 8 classes, too few for 9 folds"),
-        ({"overrides": ["evaluate.recall_at=[5]"]}, "methods are compared by Recall@1: name it"),
+        ({"overrides": ["evaluate.recall_at=[5]"]}, "Recall@1 compares methods: name it in evaluate.recall_at"),
         ({"config": "none.yaml"}, "none.yaml: no such file"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

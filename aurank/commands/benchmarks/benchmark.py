@@ -143,7 +143,7 @@ class BenchmarkRun:
                         raise UserError("all are compared on the same data: set data.name and data.params in overrides")
                     measured = trial_of(manifest).evaluate(**evaluation_options(config)).metrics
                     if not is_pairs and "recall@1" not in measured:
-                        raise UserError("methods are compared by Recall@1: name it in evaluate.recall_at and .metrics")
+                        raise UserError("Recall@1 compares methods: name it in evaluate.recall_at and evaluate.metrics")
                     build_loss(config, training)
                     sampler = build_sampler(config, training, rank=0, world_size=1, neighbours=lambda _: None)
                     if (most := sampler.largest_batch) < config.sampler.batch:

@@ -42,7 +42,8 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
     require_checkpoint(path)
-    content: Any = read_bundle(path, Checkpoint, _WHAT, remedy="use another one; saved embeddings are embeddings:FILE")
+    hint = "; saved embeddings are embeddings:FILE" * (path.suffix in (".npz", ".npy"))
+    content: Any = read_bundle(path, Checkpoint, _WHAT, remedy=f"use another one{hint}")
     with reading(path, _WHAT):
         (read_run or read_trained)(content["config"])
     return dict(content)
