@@ -170,6 +170,7 @@ def test_what_prose_says_of_several_tables_is_so() -> None:
     groceries = [f"groceries, PCA{network}" for network in ("", ", Lite1", ", Lite2")]
     within = [[taus["; ".join(pair)] for pair in combinations(places, 2)] for places in (groceries, emoji)]
     assert [(min(each), max(each)) for each in within] == [(0.52, 0.73), (0.47, 0.49)]
+    assert taus["Omniglot, PCA; Omniglot, PCA, Lite1"] == 0.92
     pca, identity = (
         {row.name: row for row in RESULTS["tables"]("grocery_heads")[start].rows if row.seeds}
         for start in (PCA, IDENTITY)
