@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from scipy.stats import kendalltau
 
 from aurank.errors import UserError
 from aurank.training import read_config
@@ -171,6 +172,10 @@ def test_what_prose_says_of_several_tables_is_so() -> None:
     within = [[taus["; ".join(pair)] for pair in combinations(places, 2)] for places in (groceries, emoji)]
     assert [(min(each), max(each)) for each in within] == [(0.52, 0.73), (0.47, 0.49)]
     assert taus["Omniglot, PCA; Omniglot, PCA, Lite1"] == 0.92
+    rows = [[row for row in RESULTS["tables"](file)[PCA].rows if row.seeds] for file in RESULTS["OMNIGLOT"]]
+    first, second = ({row.name: row.mauprc.mean for row in each if row.ranks[0] <= 17} for each in rows)
+    assert first.keys() == second.keys()
+    assert f"{kendalltau(list(first.values()), [second[name] for name in first]).statistic:.2f}" == "0.79"
     pca, identity = (
         {row.name: row for row in RESULTS["tables"]("grocery_heads")[start].rows if row.seeds}
         for start in (PCA, IDENTITY)

@@ -42,6 +42,13 @@ PARAMETERS = (
     *("SOPRC", "SOPRC, λ1 alone", "SOPRC, λ2 alone", "SOPRC, no semi-variance", "SOPRC, no semi-variance, π 0.5"),
     *("SOPRC, no semi-variance, π 0.5, τ1 0.05", "PNP", "PNP, D_s", "SupCon"),
 )
+
+
+def beside(head: str, file: str, setting: str) -> tuple[tuple[Any, ...], ...]:
+    """Return the columns of mAUPRC with both ranks, and of the difference from SupCon."""
+    return (head, file, setting, "mAUPRC", RANKED), ("minus SupCon", file, setting, "minus SupCon", CLASSES)
+
+
 NETWORKS = ("grocery_heads", "grocery_heads_lite1", "grocery_heads_lite2")
 OMNIGLOT = ("omniglot_heads", "omniglot_heads_lite1")
 EMOJI = ("emoji_heads_lite0", "emoji_heads_lite1", "emoji_heads_lite2")
@@ -52,27 +59,17 @@ TABLES: dict[str, Any] = {
     "heads": (
         ("loss", HEADS),
         ("groceries, PCA", "grocery_heads", PCA, "mAUPRC", RANKED),
-        ("identity", "grocery_heads", IDENTITY, "mAUPRC", RANKED),
-        ("minus SupCon", "grocery_heads", IDENTITY, "minus SupCon", CLASSES),
+        *beside("identity", "grocery_heads", IDENTITY),
         ("Omniglot, PCA", "omniglot_heads", PCA, "mAUPRC", RANKED),
-        ("identity", "omniglot_identity", IDENTITY, "mAUPRC", RANKED),
-        ("minus SupCon", "omniglot_identity", IDENTITY, "minus SupCon", CLASSES),
+        *beside("identity", "omniglot_identity", IDENTITY),
     ),
-    "folds": (
-        ("loss", ()),
-        ("PCA, 128 numbers", "grocery_folds", PCA, "mAUPRC", RANKED),
-        ("minus SupCon", "grocery_folds", PCA, "minus SupCon", CLASSES),
-        ("identity, 1280 numbers", "grocery_folds", IDENTITY, "mAUPRC", RANKED),
-        ("minus SupCon", "grocery_folds", IDENTITY, "minus SupCon", CLASSES),
-    ),
+    "folds": (("loss", ()), *(column for start in (PCA, IDENTITY) for column in beside(start, "grocery_folds", start))),
     "trials": (
         ("loss", ()),
-        ("PCA, 40 trials", "grocery_trials", PCA, "mAUPRC", RANKED),
+        *beside("PCA, 40 trials", "grocery_trials", PCA),
         ("25 trials", "grocery_heads", PCA, "mAUPRC", MEAN),
-        ("minus SupCon (40)", "grocery_trials", PCA, "minus SupCon", CLASSES),
-        ("identity, 40 trials", "grocery_trials", IDENTITY, "mAUPRC", RANKED),
+        *beside("identity, 40 trials", "grocery_trials", IDENTITY),
         ("25 trials", "grocery_heads", IDENTITY, "mAUPRC", MEAN),
-        ("minus SupCon (40)", "grocery_trials", IDENTITY, "minus SupCon", CLASSES),
     ),
     "width": (
         ("loss", ("SupCon", "SOPRC", "SmoothAP", "Multi-Similarity")),
@@ -88,10 +85,8 @@ TABLES: dict[str, Any] = {
     ),
     "parameters": (
         ("loss", PARAMETERS),
-        ("groceries", "grocery_parameters", PCA, "mAUPRC", RANKED),
-        ("minus SupCon", "grocery_parameters", PCA, "minus SupCon", CLASSES),
-        ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", RANKED),
-        ("minus SupCon", "omniglot_parameters", PCA, "minus SupCon", CLASSES),
+        *beside("groceries", "grocery_parameters", PCA),
+        *beside("Omniglot", "omniglot_parameters", PCA),
     ),
     "Table 1": (
         ("loss", ()),
@@ -209,7 +204,7 @@ def short_table(name: str) -> str:
 def fill(page: str) -> str:
     """Return a page with its short tables written anew."""
     marked = r"(<!-- table: (.+?) -->\n).*?(<!-- /table -->)"
-    return re.sub(marked, lambda found: f"{found[1]}{short_table(found[2])}\n{found[3]}", page, flags=re.DOTALL)
+    return re.sub(marked, lambda match: f"{match[1]}{short_table(match[2])}\n{match[3]}", page, flags=re.DOTALL)
 
 
 def all_tables() -> str:

@@ -119,7 +119,7 @@ def class_folds(
 ) -> Int64[np.ndarray, " image"]:
     """Return the fold of each image, 0 … folds − 1, all of nearly equal size; a class or super-category is in one."""
     if folds < 2:
-        raise UserError(f"with {folds} folds no class is held out while others train; take two or more")
+        raise UserError(f"folds={folds} leaves no class to train on; take two or more")
     units = manifest.units(by, np.ones(len(manifest), dtype=bool))
     names, sizes = np.unique(units, return_counts=True)
     order = np.random.default_rng([seed, len(names)]).permutation(len(names))

@@ -37,7 +37,7 @@ class SogCLRLoss(NormalizedLoss):
     ḡ falls by orders of magnitude, so that u is too large for epochs. The default averages how a sample differs from
     its batch: r ← (1 − γ)·r + γ·ḡ/M, with M the geometric mean of ḡ over the batch, and u = c·M·r, with c such that the
     weights ḡ/u have the mean 1. It is better while a network starts to learn, but γ → 0 does not remove the bias of
-    small batches. The paper's average does, and suits fine-tuning (docs/claims.md has figures).
+    small batches. The paper's average does; docs/claims.md has figures of both.
 
     State: `log_u`; `tables` in `state_dict`. docs/losses.md has the factors to the gradients of other repositories.
 
